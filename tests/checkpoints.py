@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.checkpoint.companions import KEYS, companion
-from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import KEYS, companion
 from stratagem_proto.checkpoint.folder import (
     Checkpoint,
     NewCheckpoint,
@@ -19,7 +18,7 @@ from stratagem_proto.checkpoint.folder import (
 )
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.checkpoint.wholes import WholeTable, wholes_of
 from stratagem_proto.division import PartRows
 from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory

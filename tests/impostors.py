@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from stratagem_proto.serving.addresses import bound
+from stratagem_proto.serving.settings import bound
 from stratagem_proto.v1.handshake_pb2 import ChallengeResponse
 
 

@@ -16,8 +16,7 @@ from stratagem_proto import v1
 from stratagem_proto.proofs import credential_of, drawn_nonce, proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION, session_name
 from stratagem_proto.serving.access import first_message, handshake_in
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse

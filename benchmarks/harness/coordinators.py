@@ -11,7 +11,7 @@ from types import MappingProxyType
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy.processes.process import Process, import_path
 from stratagem_deploy.processes.transcript import Transcript
-from stratagem_proto.configuration.token_file import VARIABLE as TOKEN_FILE
+from stratagem_proto.secret_files import TOKEN_FILE
 
 
 def started(
@@ -41,7 +41,7 @@ def started(
             **import_path(),
             **environment,
             "TF_CONFIG": json.dumps(chief),
-            TOKEN_FILE: str(token),
+            TOKEN_FILE.variable: str(token),
         },
         output=Transcript(),
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.stores.saving import SERVERS, save_forever
 from stratagem_deploy import LocalCluster
-from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.wholes import wholes_of
 from stratagem_proto.errors import NotFoundError
 
 # In which there are some saves to a server on this machine.

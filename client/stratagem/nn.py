@@ -19,7 +19,7 @@ from stratagem._parameter_server.tables.dynamic import (
 from stratagem._parameter_server.tables.recording import current_recorder
 from stratagem._parameter_server.tables.variable import prefetch
 from stratagem_proto.errors import ContextError, InvalidArgumentError
-from stratagem_proto.programs.narrow_rows import NARROW
+from stratagem_proto.programs.random_rows import NARROW
 
 # Milliseconds are what servers count; the other is a hundred years.
 _LEAST_IDLE, _MOST_IDLE = 0.001, 3.2e9

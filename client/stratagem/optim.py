@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
+from stratagem_proto.programs.optimizers import RowWiseAdagrad
 
 __all__ = ["RowWiseAdagrad"]

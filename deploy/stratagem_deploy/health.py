@@ -10,7 +10,7 @@ from enum import IntEnum
 import grpc
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.serving.addresses import check_server_address
+from stratagem_proto.serving.settings import check_server_address
 from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS
 
 _CHECK = "/grpc.health.v1.Health/Check"

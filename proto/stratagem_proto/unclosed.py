@@ -45,3 +45,21 @@ class Unclosed(Generic[Thing]):
         with ExitStack() as closing:
             for thing in list(self._open):
                 closing.callback(self._close, thing)
+
+
+_last_threads = Unclosed(threading.Thread.join)
+
+
+def start_last_thread(thread: threading.Thread) -> None:
+    """Start a thread that writes to a store, and that the interpreter ends only after.
+
+    It would wait for any thread. But it ends executors first, by which the libraries of stores look
+    up the names of hosts.
+    """
+    _last_threads.add(thread)
+    thread.start()
+
+
+def join_last_threads() -> None:
+    """Wait until all these threads have ended."""
+    _last_threads.close()

@@ -13,21 +13,20 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.companions import is_companion
-from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.entries import (
     NUMBER_BYTES,
     TensorEntry,
     TensorFile,
+    WriteOptions,
     are_alike,
+    is_companion,
     row_count,
     row_nbytes,
 )
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
-from stratagem_proto.checkpoint.whole import whole_name
+from stratagem_proto.checkpoint.wholes import whole_name, wholes_of
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

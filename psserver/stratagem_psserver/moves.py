@@ -17,8 +17,7 @@ from google.protobuf.message import Message
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.methods import handler_of, unary_method
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.serving.rpc_boundary import RpcBoundary, handler_of, unary_method
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.asking import Question

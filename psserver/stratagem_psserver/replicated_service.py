@@ -11,8 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
-from stratagem_proto.serving.methods import Handler, handler_of
-from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary
+from stratagem_proto.serving.rpc_boundary import Context, Handler, Rpc, RpcBoundary, handler_of
 from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica, View

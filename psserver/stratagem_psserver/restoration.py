@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from stratagem_proto.checkpoint.folder import Checkpoint, part_name
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
+from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun

@@ -16,7 +16,7 @@ from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.server import FRAMES_PART, RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.serving.task_servers import TaskServer, TaskSettings
-from stratagem_proto.sockets.server.listening import OfferedSockets
+from stratagem_proto.sockets.server.listener import OfferedSockets
 from stratagem_psserver.checkpoints import resume
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.mutations import Mutations

@@ -17,15 +17,17 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.handshake import challenge_handler
-from stratagem_proto.serving.methods import (
+from stratagem_proto.serving.rpc_boundary import (
+    Context,
     Handler,
     Make,
     Request,
     Response,
+    Rpc,
     handler_of,
+    shared_memory,
     unary_method,
 )
-from stratagem_proto.serving.rpc_boundary import Context, Rpc, shared_memory
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1 import (
     checkpoint_pb2,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
-from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
+from stratagem_proto.checkpoint.folder import CheckpointPolicy
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
-from stratagem_proto.serving.policy.rules import AccessPolicy
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
+from stratagem_proto.serving.policy import AccessPolicy
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.stores.places import shared_place
 
@@ -76,7 +76,7 @@ class ServerSettings(ServingSettings):
     variable_bytes: int | None = None
     restore: str = ""
     checkpoint_root: str = ""
-    checkpoint_key: str = field(default_factory=checkpoint_key_from_environment, repr=False)
+    checkpoint_key: str = field(default_factory=CHECKPOINT_KEY_FILE.from_environment, repr=False)
     policy: AccessPolicy | None = None
     durability: Durability = "none"
     durability_folder: str = ""

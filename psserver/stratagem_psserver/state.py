@@ -11,9 +11,9 @@ from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
 from stratagem_proto.serving.callers import claimed, reached_in
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.policy.permissions import Permissions
+from stratagem_proto.serving.policy import Permissions
 from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.sockets.server.listening import OfferedSockets
+from stratagem_proto.sockets.server.listener import OfferedSockets
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.index import Index
+from stratagem_proto.checkpoint.index import Index, refused_if_unsound
 from stratagem_proto.checkpoint.parts import read_plain
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
-from stratagem_proto.log.segments import LogReader, segment_name
+from stratagem_proto.checkpoint.wholes import wholes_of
+from stratagem_proto.log import LogReader, segment_name
 from stratagem_proto.stores.local import LocalFolder
 from tests.fuzzing.target import Target
 from tests.hostile_checkpoints import canonical, saved

@@ -9,8 +9,14 @@ import torch
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.frames import FrameKind, FrameReader, SocketFrame, parts
-from stratagem_proto.sockets.greeting import Greeting, secret_of
+from stratagem_proto.sockets.frames import (
+    FrameKind,
+    FrameReader,
+    Greeting,
+    SocketFrame,
+    parts,
+    secret_of,
+)
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.tensor_pb2 import EncodingKind, TensorSpec
 from stratagem_proto.wire import encodings, frames, placed

@@ -16,13 +16,13 @@ from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.serving.access import (
     Access,
     Introduced,
+    Need,
+    facts_of,
     first_message,
     handshake_in,
     name_of,
     session_in,
 )
-from stratagem_proto.serving.audit import facts_of
-from stratagem_proto.serving.needs import Need
 from stratagem_proto.v1 import access_pb2
 from stratagem_proto.v1.session_pb2 import (
     ROLE_COORDINATOR,
@@ -128,7 +128,7 @@ def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:
     making = [
         path.name for path in sources if "method_handlers_generic_handler" in path.read_text()
     ]
-    assert making == ["methods.py"]
+    assert making == ["rpc_boundary.py"]
 
 
 def test_evaluators_write_nothing_and_observers_see_the_status_alone() -> None:

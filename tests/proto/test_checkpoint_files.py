@@ -13,11 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stratagem_proto.checkpoint.blocks import BLOCK_BYTES
-from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import BLOCK_BYTES
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.parts import DTYPE_NAMES, Content
-from stratagem_proto.checkpoint.whole import RUN_BYTES
+from stratagem_proto.checkpoint.wholes import RUN_BYTES, wholes_of
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import (
     DataLossError,

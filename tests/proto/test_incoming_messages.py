@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame
-from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
+from stratagem_proto.sockets.server.call import IncomingMessages
 
 
 def message(data: bytes, is_last: bool = False) -> SocketFrame:

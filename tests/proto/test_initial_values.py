@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs import initial_values
-from stratagem_proto.programs.counter_random import philox
-from stratagem_proto.programs.initial_values import InitialValues, check_initializer
+from stratagem_proto.programs import random_rows
+from stratagem_proto.programs.random_rows import InitialValues, check_initializer, philox
 from stratagem_proto.v1.variable_pb2 import (
     Initializer,
     NormalShape,
@@ -202,8 +201,8 @@ def test_rows_of_several_variables_are_those_of_each(
         for rows in (torch.tensor([3, 49, 3, 0]), torch.empty(0, dtype=torch.int64))
     ]
     alone = [each.rows(rows) for each, rows in asked]
-    monkeypatch.setattr(initial_values, "_ELEMENTS_AT_ONCE", at_once)
-    for expected, joint in zip(alone, initial_values.initial_rows(asked), strict=True):
+    monkeypatch.setattr(random_rows, "_ELEMENTS_AT_ONCE", at_once)
+    for expected, joint in zip(alone, random_rows.initial_rows(asked), strict=True):
         assert joint.dtype == expected.dtype
         assert torch.equal(joint, expected)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stratagem_deploy.running.cli import RunCommandOptions
-from stratagem_proto.configuration.misspelt import _OTHERS, misspelt
-from stratagem_proto.configuration.model import ProcessSettings, variable
+from stratagem_proto.configuration.model import _OTHERS, ProcessSettings, misspelt, variable
 from stratagem_psserver.cli import ServerOptions
 from stratagem_worker.cli import WorkerOptions
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from stratagem_proto.programs.narrow_rows import NARROW, nearest, rounded
+from stratagem_proto.programs.random_rows import NARROW, nearest, rounded
 
 DTYPES = sorted(NARROW, key=str)
 

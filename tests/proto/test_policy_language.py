@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from stratagem_proto.certificates.identity import ROLES
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.access import Access
-from stratagem_proto.serving.policy.contract import _SERVICES, actions_of
-from stratagem_proto.serving.policy.language import parse_policy, read_policy
-from stratagem_proto.serving.policy.rules import ALL_ACTIONS, OF_SERVERS, AccessPolicy, word_of
+from stratagem_proto.serving.policy import (
+    _SERVICES,
+    ALL_ACTIONS,
+    OF_SERVERS,
+    AccessPolicy,
+    actions_of,
+    parse_policy,
+    read_policy,
+    word_of,
+)
 from stratagem_proto.v1.access_pb2 import (
     ACTION_ASSIGN,
     ACTION_CREATE,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.serving.policy.patterns import NamePattern
+from stratagem_proto.serving.policy import NamePattern
 
 SEGMENTS = st.one_of(
     st.just("**"), st.text("ab*", min_size=1, max_size=5).filter(lambda text: "**" not in text)

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 from stratagem_proto.certificates.identity import server_name
-from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint, Recent
-from stratagem_proto.serving.metrics.scrape_server import MOST_CONNECTIONS
+from stratagem_proto.serving.metrics import MetricsEndpoint, Recent
+from stratagem_proto.serving.scrape_server import MOST_CONNECTIONS
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_psserver.server import ParameterServer

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.sockets.server.listening import unix_socket
+from stratagem_proto.serving.process import LoopThread
+from stratagem_proto.sockets.server.listener import unix_socket
 from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

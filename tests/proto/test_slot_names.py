@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem_proto.programs.slot_names import SlotName
+from stratagem_proto.programs.optimizers import SlotName
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "Adam_1", "SGD_12"])

@@ -22,8 +22,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.access import name_of
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_COORDINATOR,

@@ -13,9 +13,9 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_deploy.certificates import authority as authorities
-from stratagem_proto.certificates import contents
+from stratagem_proto.certificates import folder
+from stratagem_proto.certificates.folder import shown_certificate
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.serving.access import Access, first_message, handshake_in
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -142,7 +142,7 @@ def methods() -> list[MethodDescriptor]:
 def careless() -> Iterator[None]:
     """A process that does not look at the dates of its own certificate."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(contents, "_require_valid", lambda *_: None)
+        patched.setattr(folder, "_require_valid", lambda *_: None)
         yield
 
 

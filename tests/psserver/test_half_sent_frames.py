@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from stratagem_proto.sockets import frames
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind, prefix
-from stratagem_proto.sockets.server import frame_memory, listener, peer
-from stratagem_proto.sockets.server.frame_memory import FrameMemory
+from stratagem_proto.sockets.server import listener, peer
+from stratagem_proto.sockets.server import memory as client_memory
+from stratagem_proto.sockets.server.memory import FrameMemory
 from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
@@ -113,7 +113,7 @@ def test_half_sent_frames_take_no_more_than_the_budget_and_keep_nobody_out(
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ParameterServer]:
     monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(frame_memory, "LEAST_BYTES", 8 * MEBIBYTE)
+    monkeypatch.setattr(client_memory, "LEAST_BYTES", 8 * MEBIBYTE)
     monkeypatch.setattr(frames, "_FIRST_BYTES", 2 * MEBIBYTE)
     with ParameterServer(ServerSettings(token=TOKEN, staged_bytes=1)) as running:
         yield running

@@ -14,10 +14,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto.errors import PermissionDeniedError, VariableNotFoundError
-from stratagem_proto.serving.access import Access, handshake_in
+from stratagem_proto.serving.access import Access, Need, handshake_in
 from stratagem_proto.serving.access import first_message as first_of
-from stratagem_proto.serving.needs import Need
-from stratagem_proto.serving.policy.language import parse_policy
+from stratagem_proto.serving.policy import parse_policy
 from stratagem_proto.v1 import checkpoint_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse

@@ -16,7 +16,7 @@ from stratagem_proto.errors import PermissionDeniedError, SessionLostError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import session_name
 from stratagem_proto.serving.access import Access, first_message, handshake_in, name_of
-from stratagem_proto.serving.failed_proofs import FailedProofs
+from stratagem_proto.serving.handshake import FailedProofs
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import (

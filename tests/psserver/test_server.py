@@ -22,8 +22,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.methods import handler_of
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.serving.rpc_boundary import RpcBoundary, handler_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE

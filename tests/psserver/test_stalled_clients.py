@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus

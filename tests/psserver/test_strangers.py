@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 import torch
 
-from stratagem_proto.serving import descriptors
+from stratagem_proto.serving import process
 from stratagem_proto.serving.entrance import STRANGERS
 from stratagem_proto.wire.channel import MESSAGE_BYTES
 from tests.psserver.process import PATIENCE, ServerProcess, serving
@@ -76,7 +76,7 @@ def step_seconds(client: RawClient, number: int = 40) -> float:
 
 
 def test_strangers_who_greet_take_little_and_slow_nobody_down(tmp_path: Path) -> None:
-    descriptors.raise_limit()
+    process.raise_limit()
     with (
         ExitStack() as opened,
         serving(tmp_path) as server,
@@ -92,7 +92,7 @@ def test_strangers_who_greet_take_little_and_slow_nobody_down(tmp_path: Path) ->
         # The machine may have had something else to do.
         eventually(lambda: step_seconds(client) < 2 * seconds)
         assert memory_of(server) - before < MOST_BYTES
-        assert files_of(server) <= files + descriptors.MOST_CONNECTIONS
+        assert files_of(server) <= files + process.MOST_CONNECTIONS
         value = client.read("w")[0]
     assert value.equal(torch.full((1_000,), -float(client.sequence - 1)))
 

@@ -13,7 +13,7 @@ import torch
 
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.serving.unbegun_calls import Limits
+from stratagem_proto.serving.entrance import Limits
 from stratagem_proto.v1.session_pb2 import AttendSessionRequest
 from stratagem_proto.wire.channel import SERVER_OPTIONS
 from stratagem_psserver.server import ParameterServer

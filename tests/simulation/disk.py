@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory, gettempdir
 from unittest.mock import patch
 
-from stratagem_proto.log.segments import WRITTEN
+from stratagem_proto.log import WRITTEN
 from stratagem_psserver.log import log
 from stratagem_psserver.persistence import folder
 from tests.simulation.thread import SimulatedThread

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.log.segments import LogReader
+from stratagem_proto.log import LogReader
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from tests.simulation.disk import Disk

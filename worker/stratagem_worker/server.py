@@ -29,15 +29,22 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
-from stratagem_proto.serving.certified_callers import certificate_of_caller
+from stratagem_proto.serving.callers import certificate_of_caller
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes, challenge_handler
-from stratagem_proto.serving.methods import Handler, handler_of
-from stratagem_proto.serving.rpc_boundary import Context, Rpc, RpcBoundary, direct, divert
+from stratagem_proto.serving.rpc_boundary import (
+    Context,
+    Handler,
+    Rpc,
+    RpcBoundary,
+    direct,
+    divert,
+    handler_of,
+)
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.serving.task_servers import TaskServer, TaskSettings
-from stratagem_proto.sockets.server.listening import OfferedSockets
+from stratagem_proto.sockets.server.listener import OfferedSockets
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse

@@ -15,7 +15,7 @@ import torch
 from stratagem._core.names import Origin, Origins, form_of, origins_by_names
 from stratagem._core.variables import Variable
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from stratagem_proto.programs.slot_names import SlotName
+from stratagem_proto.programs.optimizers import SlotName
 
 
 @dataclass(frozen=True)

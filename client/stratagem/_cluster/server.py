@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from stratagem._cluster.tasks import Cluster, ClusterSpec
-from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.replica_addresses import replica_addresses
+from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.serving.task_servers import TaskSettings, task_server
 from stratagem_proto.unclosed import Unclosed
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
@@ -137,7 +137,7 @@ class Server:
                 self._server_def.job_name,
                 self._server_def.task_index,
                 _address(self._server_def),
-                token_from_environment() if token is None else token,
+                TOKEN_FILE.from_environment() if token is None else token,
                 insecure,
             )
         )

@@ -20,7 +20,6 @@ from stratagem._ps_client.process_name import process_name
 from stratagem._ps_client.requests.succession import await_vacancy, succeed
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
-from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -28,6 +27,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
+from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_proto.v1.succession_pb2 import Incumbent
 from stratagem_proto.wire.channel import Deadlines
@@ -230,7 +230,7 @@ def _candidate(resolver: ClusterResolver, token: str | None, connect_seconds: fl
     secret = resolver.cluster_token if token is None else token
     identity = Identity(
         ROLE_COORDINATOR,
-        token=token_from_environment() if secret is None else secret,
+        token=TOKEN_FILE.from_environment() if secret is None else secret,
         outlives_servers=True,
     )
     servers = ServerGroup(

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from stratagem_proto.notices.notice import ENVIRONMENT, notice_at
-from stratagem_proto.notices.watch import watched
+from stratagem_proto.notices import ENVIRONMENT, notice_at, watched
 
 Element = TypeVar("Element")
 

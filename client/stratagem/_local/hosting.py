@@ -40,7 +40,7 @@ from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError, InvalidArgumentError, NotFoundError
-from stratagem_proto.programs.slot_names import SlotName
+from stratagem_proto.programs.optimizers import SlotName
 
 
 class LocalHosting(Hosting):

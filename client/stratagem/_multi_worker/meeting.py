@@ -18,14 +18,13 @@ from torch.distributed import DistStoreError
 from stratagem._cluster.tasks import id_in_cluster, validated, worker_count
 from stratagem._core.waiting import Wait
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.configuration.insecure import VARIABLE, is_insecure
 from stratagem_proto.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.serving.addresses import is_loopback
+from stratagem_proto.serving.settings import VARIABLE, is_insecure, is_loopback
 
 
 @dataclass(frozen=True)

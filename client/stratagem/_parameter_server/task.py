@@ -21,8 +21,8 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.process_name import process_name
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Consistency
-from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.wire.channel import Deadlines
@@ -134,7 +134,7 @@ def servers_of(member: Membership, resolver: ClusterResolver, settings: Settings
 
 
 def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
-    secret = token_from_environment() if token is None else token
+    secret = TOKEN_FILE.from_environment() if token is None else token
     return Identity(
         member.role,
         member.task_type,

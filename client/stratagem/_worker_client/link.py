@@ -41,7 +41,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.v1.worker_pb2 import Runtime

@@ -21,9 +21,7 @@ from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.pickling import words_of
 from stratagem_proto.errors import CancelledError, MalformedStreamError
-from stratagem_proto.sockets.client.endpoints import Endpoint
-from stratagem_proto.sockets.client.errors import broken, require_ok
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import Endpoint, SocketLink, broken, require_ok
 from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.sockets.streams import Piece
 from stratagem_proto.v1 import worker_pb2 as pb

@@ -11,13 +11,13 @@ import torch
 
 from stratagem._cluster.tasks import ClusterSpec, Tasks
 from stratagem._core.device_names import list_logical_devices
-from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import (
     DuplicateTaskError,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
 )
+from stratagem_proto.secret_files import TOKEN_FILE
 
 if TYPE_CHECKING:
     from stratagem_proto.configuration.tf_config import TFConfig
@@ -105,7 +105,7 @@ class ClusterResolver(ABC):
     def _secret(self) -> str:
         """Return the secret of the cluster; by default that of the environment."""
         token = self.cluster_token
-        return token_from_environment() if token is None else token
+        return TOKEN_FILE.from_environment() if token is None else token
 
     def _own_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
         """Return the address of a task, by default of this one; "" if not known."""

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from typing_extensions import Self
 
-from stratagem_proto.certificates.contents import (
+from stratagem_proto.certificates.folder import (
     AUTHORITY,
     CERTIFICATE,
     KEY,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from stratagem_deploy.output.console import table_console
-from stratagem_proto.certificates.contents import read_certificates
+from stratagem_proto.certificates.folder import read_certificates
 
 _FORMAT = "%F %T UTC"
 

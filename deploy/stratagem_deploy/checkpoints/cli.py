@@ -15,14 +15,14 @@ from typing import Annotated, Any
 
 import typer
 
-from stratagem_proto.checkpoint.policy import CheckpointPolicy, policy_of_environment
-from stratagem_proto.configuration.checkpoint_key import VARIABLE, read_checkpoint_key
+from stratagem_proto.checkpoint.folder import CheckpointPolicy, policy_of_environment
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
     PermissionDeniedError,
     StratagemError,
 )
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.stores.places import Place, shared_place
 
 app = typer.Typer(
@@ -97,8 +97,8 @@ def verify(source: Source, as_json: AsJson = False) -> None:
 
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """
-    from stratagem_proto.checkpoint.contents import wholes_of
     from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_proto.checkpoint.wholes import wholes_of
 
     with _answering():
         checkpoint = open_checkpoint(shared_place(source), policy_of_environment())
@@ -256,7 +256,9 @@ def sign(
     key_file: Annotated[
         Path,
         typer.Option(
-            "--checkpoint-key-file", envvar=VARIABLE, help="File with the secret that signs."
+            "--checkpoint-key-file",
+            envvar=CHECKPOINT_KEY_FILE.variable,
+            help="File with the secret that signs.",
         ),
     ],
     as_json: AsJson = False,
@@ -271,17 +273,17 @@ def sign(
     """
     from stratagem_deploy.checkpoints.signing import sign as signed
     from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.stores.kinds import store_of
+    from stratagem_proto.stores import store_of
 
     with _answering():
         place = shared_place(source)
         if store_of(place).is_file(place):
             raise InvalidArgumentError(
                 f"{str(place)!r} is a file, which has no index to sign; make a checkpoint of it "
-                f"by `stratagem checkpoint import` with {VARIABLE}"
+                f"by `stratagem checkpoint import` with {CHECKPOINT_KEY_FILE.variable}"
             )
         checkpoint = open_checkpoint(place)
-        folder = signed(checkpoint, checkpoint.folder.parent, read_checkpoint_key(key_file))
+        folder = signed(checkpoint, checkpoint.folder.parent, CHECKPOINT_KEY_FILE.read(key_file))
     _say(as_json, f"{folder} is signed", path=str(folder))
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.companions import COUNTS, SEEN, SIGHTS, TOUCHED
-from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import WholeTable
-from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.checkpoint.wholes import Whole, WholeTable, wholes_of
 from stratagem_proto.wire.tensors import as_bytes
 
 

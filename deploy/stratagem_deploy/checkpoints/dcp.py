@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from stratagem_deploy.checkpoints.resharding import reshard
 from stratagem_deploy.checkpoints.torch_names import TorchNames
-from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.checkpoint.wholes import wholes_of
 from stratagem_proto.errors import DataLossError, NotFoundError
 from stratagem_proto.stores.local import LocalFolder
 from stratagem_proto.stores.places import Place

@@ -7,13 +7,11 @@ from functools import partial
 
 import torch
 
-from stratagem_proto.checkpoint.companions import KEYS, companion
-from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.entries import KEYS, companion
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import WholeTable, undivided
-from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.checkpoint.wholes import Whole, WholeTable, undivided, wholes_of
+from stratagem_proto.stores import store_of
 from stratagem_proto.stores.places import Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec

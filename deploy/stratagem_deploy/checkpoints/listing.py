@@ -8,10 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from stratagem_deploy.output.console import table_console
-from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import WholeTable
-from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.checkpoint.wholes import Whole, WholeTable, wholes_of
 from stratagem_proto.v1.variable_pb2 import VariableKind
 
 _COLUMNS = ("name", "kind", "dtype", "shape", "rows", "shards", "version")

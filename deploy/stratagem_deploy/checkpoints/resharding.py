@@ -11,18 +11,14 @@ from itertools import chain, cycle
 import torch
 
 from stratagem_deploy.checkpoints.tables import divided, stored_part
-from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.companions import KEYS
-from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.entries import TensorFile
+from stratagem_proto.checkpoint.entries import KEYS, TensorFile, WriteOptions
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import WholeTable
-from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
+from stratagem_proto.checkpoint.wholes import Whole, WholeTable, wholes_of
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -72,7 +68,7 @@ def reshard(checkpoint: Checkpoint, root: AnyPlace, servers: int, keep: int) -> 
         DataLossError: The checkpoint is damaged.
         InvalidArgumentError: A file has the stored rows of a table without what the others are.
     """
-    placed, key = _placed(checkpoint, servers), checkpoint_key_from_environment()
+    placed, key = _placed(checkpoint, servers), CHECKPOINT_KEY_FILE.from_environment()
     new = NewCheckpoint(root)
     try:
         parts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stratagem_proto.checkpoint.blocks import FileEntry, WriteOptions, write_file
+from stratagem_proto.checkpoint.entries import FileEntry, WriteOptions, write_file
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.stores.places import Place

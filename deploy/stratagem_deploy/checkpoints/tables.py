@@ -8,8 +8,7 @@ import torch
 
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content
-from stratagem_proto.checkpoint.tables import WholeTable
-from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.checkpoint.wholes import Whole, WholeTable
 from stratagem_proto.division import PartRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.tables.reading import read_table

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.programs.slot_names import SlotName, names_optimizer
+from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName, names_optimizer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.clusters.team import Team
 from stratagem_deploy.clusters.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.stores import last_threads
-from stratagem_proto.unclosed import Unclosed
+from stratagem_proto.unclosed import Unclosed, join_last_threads
 
 
 class Cluster(ABC):
@@ -167,7 +166,7 @@ class Cluster(ABC):
 
 def _close(cluster: Cluster) -> None:
     # Checkpoints of its variables may still be written.
-    last_threads.join()
+    join_last_threads()
     cluster.close()
 
 

@@ -15,8 +15,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from stratagem_proto.serving.policy.language import read_policy
-from stratagem_proto.serving.policy.rules import AccessPolicy
+from stratagem_proto.serving.policy import AccessPolicy, read_policy
 from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_psserver.settings import Durability
 

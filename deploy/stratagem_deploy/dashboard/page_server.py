@@ -13,19 +13,19 @@ from stratagem_deploy.dashboard.watcher import Watcher
 from stratagem_proto.certificates.presented import certificates_in
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.addresses import check_address, is_loopback
-from stratagem_proto.serving.metrics.scrape_server import ScrapeServer
-from stratagem_proto.sockets.server.listening import cannot_listen
+from stratagem_proto.serving.scrape_server import ScrapeServer
+from stratagem_proto.serving.settings import check_address, is_loopback
+from stratagem_proto.sockets.server.listener import cannot_listen
 
 if TYPE_CHECKING:
-    from stratagem_proto.certificates.contents import Certificates
+    from stratagem_proto.certificates.folder import Certificates
 
 
 class _Http(ScrapeServer):
     """Encrypts for browsers, which have no certificates of the cluster."""
 
     def context(self, shown: Certificates) -> ssl.SSLContext:
-        from stratagem_proto.certificates.contexts import page_context
+        from stratagem_proto.certificates.folder import page_context
 
         return page_context(shown)
 

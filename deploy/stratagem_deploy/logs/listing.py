@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stratagem_deploy.output.console import table_console
 from stratagem_proto.errors import NotFoundError
-from stratagem_proto.log.segments import LogReader, Record, Written, first_of, segments_in
+from stratagem_proto.log import LogReader, Record, Written, first_of, segments_in
 from stratagem_proto.wire.status import code_of
 
 _KINDS = {

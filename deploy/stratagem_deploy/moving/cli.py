@@ -17,13 +17,13 @@ from stratagem_deploy.processes.run_records import RunRecord
 from stratagem_deploy.running.additions import one_more_server
 from stratagem_deploy.watching.options import AsJson, Cluster, Run, TokenFile
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_proto.serving.addresses import check_server_address
+from stratagem_proto.secret_files import TOKEN_FILE
+from stratagem_proto.serving.settings import check_server_address
 
 if TYPE_CHECKING:
     from stratagem import Servers, TaskMove
@@ -172,7 +172,7 @@ def _cluster(
 
     with _reported(_NOBODY):
         found = find(at or (), str(cluster or ""), run, "--at HOST:PORT of one")
-        token = secrets.read_token(found.run.token_file if found.run else token_file)
+        token = TOKEN_FILE.read(found.run.token_file if found.run else token_file)
     # Of a told address nobody says which job it is of.
     places = [place.address for place in found.places if place.label[:3] in ("", "ps:")]
     with ExitStack() as resources:

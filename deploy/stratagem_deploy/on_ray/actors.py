@@ -10,8 +10,8 @@ from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.processes.addresses import ReservedAddress
-from stratagem_proto.configuration.insecure import be_insecure
 from stratagem_proto.errors import InvalidTypeError, UnavailableError
+from stratagem_proto.serving.settings import be_insecure
 from stratagem_psserver import environment
 
 

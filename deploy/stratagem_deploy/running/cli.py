@@ -25,7 +25,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_proto.notices.notice import notice_at
+from stratagem_proto.notices import notice_at
 from stratagem_psserver.settings import MOST_REPLICAS, Durability
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -28,7 +28,7 @@ from stratagem_deploy.running.servers import RunServers
 from stratagem_deploy.running.settings import ScriptSettings
 from stratagem_deploy.running.workers import ScriptWorkers
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.notices.watch import watched
+from stratagem_proto.notices import watched
 
 _SERVER_START_SECONDS = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stratagem_deploy.clusters.storage import Storage
-from stratagem_proto.notices.notice import Notice
+from stratagem_proto.notices import Notice
 
 
 @dataclass(frozen=True)

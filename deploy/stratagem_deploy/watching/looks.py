@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from stratagem_proto.certificates.presented import presented, presenting
-from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
+from stratagem_proto.secret_files import TOKEN_FILE
 
 if TYPE_CHECKING:
     from stratagem_deploy.watching.asking import ServerAnswer
@@ -48,7 +48,7 @@ def look_at(
     from stratagem_deploy.watching.asking import ask
 
     with nobody_to_ask():
-        token = secrets.read_token(found.run.token_file if found.run else token_file)
+        token = TOKEN_FILE.read(found.run.token_file if found.run else token_file)
         certificates = found.run.tls if found.run else None
         if certificates is None:
             # A folder that cannot be used is refused before anybody is asked.

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from stratagem_proto.configuration import token_file as secrets
+from stratagem_proto.secret_files import TOKEN_FILE
 
 
 def _runs() -> Iterator[tuple[str, str]]:
@@ -26,7 +26,7 @@ Cluster: TypeAlias = Annotated[
     Path | None, typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself.")
 ]
 TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret.")
+    Path | None, typer.Option(envvar=TOKEN_FILE.variable, help="File with the cluster's secret.")
 ]
 Run: TypeAlias = Annotated[
     int | None,

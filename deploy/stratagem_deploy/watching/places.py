@@ -10,7 +10,7 @@ from stratagem_deploy.processes.run_records import RunRecord, records
 from stratagem_proto.configuration.tf_config import TFConfig, parse_tf_config, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
-from stratagem_proto.serving.addresses import check_server_address
+from stratagem_proto.serving.settings import check_server_address
 
 _SERVED = ("ps", "worker")
 

@@ -1,42 +1,167 @@
-"""A folder of checkpoints: the latest one, and older ones until they are removed.
-
-```
-run/
-├── latest                  the name of the latest checkpoint, and its checksum
-└── checkpoint-7/
-    ├── index.json          the table of contents, written last
-    ├── part-0.safetensors  the tensors of a server, one file for each
-    ├── local.safetensors   the tensors of the chief
-    └── bases               of an incremental one: the checkpoints that have what it lacks
-```
-
-A store of objects has no `latest`: that is the one with the highest number that has an index.
-"""
+"""One checkpoint: who may have written it, its files, and writing a new one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from stratagem_proto.checkpoint.blocks import (
+from stratagem_proto.checkpoint.entries import (
     BLOCK_BYTES,
     CheckedFile,
+    TensorEntry,
+    are_alike,
+    row_count,
+    row_nbytes,
 )
-from stratagem_proto.checkpoint.entries import TensorEntry, are_alike
 from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned
-from stratagem_proto.checkpoint.overlay import Overlay
 from stratagem_proto.checkpoint.parts import read_plain
-from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, NotFoundError
-from stratagem_proto.stores.kinds import store_of
-from stratagem_proto.stores.names import BASES, INDEX
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
+from stratagem_proto.stores import store_of
 from stratagem_proto.stores.places import AnyPlace, Place, absolute_place, place_of
-from stratagem_proto.stores.store import Folder
+from stratagem_proto.stores.store import BASES, INDEX, Folder
 from stratagem_proto.wire.tensors import allocate, as_bytes
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """What a process demands of the checkpoints that it opens.
+
+    Attributes:
+        root: The folder that all of them are in, by paths without links behind it; None for any
+            folder.
+        key: The key that has to have signed them, and that new ones are signed with; "" if they
+            need no signature.
+    """
+
+    root: Place | None = None
+    key: str = field(default="", repr=False)
+
+    def folder(self, place: Place) -> Folder:
+        """Open a folder that may have checkpoints, without asking any network.
+
+        Raises:
+            OSError: There is none.
+            PermissionDeniedError: It is not below the root.
+            DataLossError: The path leads out of the root by a link.
+        """
+        if self.root is not None:
+            return store_of(self.root).folder_below(self.root, place)
+        return store_of(place).folder(place)
+
+    def found(self, place: Place) -> tuple[Folder, str]:
+        """Open a folder, or that of a file; it raises like `folder`.
+
+        Returns:
+            The folder, and the name of the file in it; "" if the place is that of the folder.
+        """
+        if self.root is not None:
+            return store_of(self.root).found_below(self.root, place)
+        return store_of(place).found(place)
+
+
+ANY = CheckpointPolicy()
+"""Demands nothing."""
+
+
+def policy_of_environment() -> CheckpointPolicy:
+    """Return what a program demands that is not a server: a signature, if it is given a key.
+
+    Raises:
+        InvalidArgumentError: The file with the key cannot be read, or is no such file.
+    """
+    return CheckpointPolicy(key=CHECKPOINT_KEY_FILE.from_environment())
+
+
+Read: TypeAlias = Callable[[int, memoryview], None]
+"""Reads the bytes of a tensor from a position on into memory until that is full."""
+
+
+class Overlay:
+    """A tensor that is put together of the rows of a file and of those of a base.
+
+    Args:
+        file: The file with the rows that differ.
+        entry: The place of these rows.
+        base: The place of the tensor in the base.
+        read_base: Reads that tensor.
+
+    Raises:
+        DataLossError: The numbers of the rows are missing or damaged, or cannot be.
+    """
+
+    def __init__(
+        self, file: CheckedFile, entry: TensorEntry, base: TensorEntry, read_base: Read
+    ) -> None:
+        self._file, self._begin = file, entry.begin
+        self._row_nbytes, self._read_base = row_nbytes(entry.tensor), read_base
+        self._base_rows = row_count(base.tensor)
+        self._numbers = _numbers(file, entry)
+        _require_possible(self._numbers, row_count(entry.tensor), self._base_rows, file)
+
+    def read(self, start: int, target: memoryview) -> None:
+        """Read the bytes from `start` on into `target` until that is full.
+
+        Raises:
+            DataLossError: The bytes are missing or damaged.
+        """
+        size = self._row_nbytes
+        first, last = start // size, -(-(start + len(target)) // size)
+        if len(target) == (last - first) * size:
+            self._read_rows(first, last, target)
+            return
+        rows = memoryview(bytearray((last - first) * size))
+        self._read_rows(first, last, rows)
+        target[:] = rows[start - first * size :][: len(target)]
+
+    def _read_rows(self, first: int, last: int, target: memoryview) -> None:
+        size, ends = self._row_nbytes, torch.tensor([first, last])
+        low, high = torch.searchsorted(self._numbers, ends).tolist()
+        kept = min(last, self._base_rows)
+        if first < kept and high - low < last - first:
+            self._read_base(first * size, target[: (kept - first) * size])
+        if low < high:
+            rows = torch.empty(high - low, size, dtype=torch.uint8)
+            self._file.read(self._begin + low * size, as_bytes(rows))
+            into = torch.frombuffer(target, dtype=torch.uint8).view(-1, size)
+            into[self._numbers[low:high] - first] = rows
+
+
+def _numbers(file: CheckedFile, entry: TensorEntry) -> torch.Tensor:
+    """Return the numbers of the rows that differ."""
+    assert entry.changed is not None
+    file.require_size()
+    numbers = torch.empty(entry.changed.count, dtype=torch.int64)
+    if len(numbers):
+        file.read(entry.changed.begin, as_bytes(numbers))
+    return numbers
+
+
+def _require_possible(numbers: torch.Tensor, rows: int, base_rows: int, file: CheckedFile) -> None:
+    """Check that each row is in the file or in the base, and none is anywhere else."""
+    ends = numbers[:1].tolist(), numbers[-1:].tolist()
+    is_within = not len(numbers) or (ends[0][0] >= 0 and ends[1][0] < rows)
+    ascends = bool((numbers.diff() > 0).all())
+    beyond = len(numbers) - int(torch.searchsorted(numbers, base_rows))
+    if not (is_within and ascends and beyond == max(0, rows - base_rows)):
+        raise DataLossError(
+            f"{str(file.folder.path / file.name)!r} does not have the rows that its checkpoint "
+            "lacks in its base; restore an earlier checkpoint"
+        )
+
+
+# ``` run/ ├── latest                  the name of the latest checkpoint, and its checksum └──
+# checkpoint-7/     ├── index.json          the table of contents, written last     ├──
+# part-0.safetensors  the tensors of a server, one file for each     ├── local.safetensors   the
+# tensors of the chief     └── bases               of an incremental one: the checkpoints that have
+# what it lacks ```
+#
+# A store of objects has no `latest`: that is the one with the highest number that has an index.
 
 # A reader that goes from one array of a table to the next, and back, finds each again.
 _MOST_OVERLAYS = 16

@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from stratagem_proto.checkpoint.blocks import (
+from stratagem_proto.checkpoint.entries import (
     BLOCK_BYTES,
     DURABLY,
     Account,
     FileEntry,
-    WriteOptions,
-)
-from stratagem_proto.checkpoint.entries import (
     TensorEntry,
     TensorFile,
+    WriteOptions,
     some_rows,
     stored_tensor,
 )
-from stratagem_proto.checkpoint.soundness import require_sound
+from stratagem_proto.checkpoint.index import require_sound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.stores.places import Place
 from stratagem_proto.stores.store import Folder, size_of

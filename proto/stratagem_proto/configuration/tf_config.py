@@ -9,8 +9,22 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from stratagem_proto.configuration.problems import described
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, StratagemError
+
+
+def described(path: str, problem: Any) -> str:
+    """Return a message that says what is wrong with a value.
+
+    Args:
+        path: The source of the value, for instance "TF_CONFIG.task.index".
+        problem: One of the errors of a `ValidationError`.
+    """
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, StratagemError):
+        return f"{path}: {cause.message}"
+    reason = problem["msg"][:1].lower() + problem["msg"][1:]
+    return f"{path} is {problem['input']!r}: {reason}"
+
 
 VARIABLE = "TF_CONFIG"
 

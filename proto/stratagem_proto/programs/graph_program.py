@@ -1,10 +1,12 @@
-"""The checks of a graph program that client and server share, and its digest."""
+"""The checks of a graph program that client and server share, its digest, and its outputs."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.operations import (
@@ -18,8 +20,16 @@ from stratagem_proto.programs.operations import (
     OperationParameter,
 )
 from stratagem_proto.v1 import tensor_pb2
-from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
-from stratagem_proto.wire.tensors import decode_dtype
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.update_program_pb2 import (
+    GraphArgument,
+    GraphInput,
+    GraphNode,
+    GraphOutput,
+    GraphProgram,
+)
+from stratagem_proto.wire.codec import copy_bytes
+from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, spec_of, spec_of_kind
 
 MAX_NODES = 10_000
 MAX_INPUTS = 10_000
@@ -314,3 +324,32 @@ def _check_written(inputs: Sequence[GraphInput], written: set[int]) -> None:
             f"the update program never writes input {number} "
             f"({inputs[number].label}), which it was given to write"
         )
+
+
+_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
+
+
+def spec_of_output(value: torch.Tensor | float) -> TensorSpec:
+    """Return the description of a tensor, or of a number as a scalar.
+
+    Raises:
+        InvalidTypeError: Tensors of its dtype cannot be sent.
+    """
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    return spec_of_kind(_DTYPES[type(value)], torch.Size())
+
+
+def encode_output(value: torch.Tensor | float) -> GraphOutput:
+    """Return the message of a value that a program has computed; the value is copied."""
+    spec = spec_of_output(value)
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value, dtype=_DTYPES[type(value)])
+    return GraphOutput(spec=spec, data=bytes(as_bytes(value)))
+
+
+def decode_output(output: GraphOutput) -> torch.Tensor:
+    """Return the tensor of a message; a scalar for a number."""
+    tensor = allocate(output.spec)
+    copy_bytes(as_bytes(tensor), memoryview(output.data))
+    return tensor

@@ -2,19 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import Message
 
 from stratagem_proto.errors import InternalError, PermissionDeniedError
 from stratagem_proto.server_log import printable
-from stratagem_proto.serving.needs import Need
 from stratagem_proto.v1 import access_pb2
+from stratagem_proto.v1.access_pb2 import Action
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey, Role, Task
+from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.fields import first_field
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that calls of an RPC do.
+
+    Attributes:
+        action: What they do.
+        variables: The paths of the fields with the variables that they do it to.
+        given: The path of the field without which a call does not do it; empty if it always does.
+    """
+
+    action: Action
+    variables: Sequence[Sequence[str]] = ()
+    given: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, message: access_pb2.Need) -> Need:
+        """Return what the contract says."""
+        variables = tuple(map(_path, message.variables))
+        return cls(message.action, variables, _path(message.given))
+
+    def is_in(self, request: Message) -> bool:
+        """Return whether a request, or its header, asks for it."""
+        return not self.given or next(_values(request, self.given), None) is not None
+
+    def names(self, request: Message) -> Iterator[str]:
+        """Yield the variables of a request, or its header, that it is about."""
+        for path in self.variables:
+            for value in _values(request, path):
+                if isinstance(value, VariableSpec):
+                    yield from _created(value)
+                elif value:
+                    yield value
+
+
+def _created(spec: VariableSpec) -> Iterator[str]:
+    """Yield the names under which a new variable counts.
+
+    A slot counts as its owner. If its name does not say so, others could take it for a variable
+    with the rights of its name, so it counts under that, too.
+    """
+    if spec.slot_of:
+        yield spec.slot_of
+    if not (spec.slot_of and spec.name.startswith(f"{spec.slot_of}/")):
+        yield spec.name
+
+
+def _path(text: str) -> Sequence[str]:
+    return tuple(text.split(".")) if text else ()
+
+
+def _values(message: Any, path: Sequence[str]) -> Iterator[Any]:
+    value = getattr(message, path[0])
+    for each in value if isinstance(value, MutableSequence) else (value,):
+        if path[1:]:
+            yield from _values(each, path[1:])
+        else:
+            yield each
+
 
 _LONGEST_JOB = 60
 
@@ -165,3 +228,49 @@ def _found(
     first: Descriptor, ways: Mapping[str, Callable[[Any], Any]]
 ) -> Callable[[Any], Any] | None:
     return next((way for field, way in ways.items() if field in first.fields_by_name), None)
+
+
+_MOST_VALUES = 10
+_MOST_CHARACTERS = 200
+
+
+def facts_of(caller: Caller | None, request: Message | None, told: Sequence[str]) -> dict[str, Any]:
+    """Return who calls, and what the request is about.
+
+    Args:
+        caller: Who calls; None if that is not known.
+        request: The request, or its header; None if it is not known.
+        told: The paths of its fields whose values are told, at most ten of each.
+    """
+    facts = dict[str, Any]()
+    if caller is not None:
+        facts |= {"caller": caller.label, "role": name_of(caller.role)}
+    if request is not None and told:
+        facts["about"] = {path: _told(request, path.split(".")) for path in told}
+    return facts
+
+
+def _told(request: Message, path: Sequence[str]) -> Any:
+    found = [*islice(_values_of_fields(request, path), _MOST_VALUES)]
+    whole = getattr(request, path[0])
+    if not isinstance(whole, MutableSequence):
+        return found[0]
+    left = len(whole) - len(found)
+    return {"first": found, "more": left} if left else found
+
+
+def _values_of_fields(message: Message, path: Sequence[str]) -> Iterator[Any]:
+    name, *rest = path
+    field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
+    for each in value if isinstance(value, MutableSequence) else (value,):
+        if rest:
+            yield from _values_of_fields(each, rest)
+        elif field.enum_type is not None:
+            known = field.enum_type.values_by_number.get(each)
+            yield each if known is None else known.name
+        else:
+            yield _shortened(each) if isinstance(each, str) else each
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.addresses import bound
-from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.process import LoopThread
+from stratagem_proto.serving.settings import bound
 from stratagem_proto.wire.channel import SERVER_OPTIONS
 
 # A stream of reflection occupies a thread until its client ends it or this time is over.

@@ -1,16 +1,16 @@
-"""The boundary of a server's RPCs, where errors become statuses of gRPC."""
+"""The boundary of a server's RPCs: who may call, what is counted, and errors as statuses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from grpc.aio import AbortError
 
@@ -27,16 +27,15 @@ from stratagem_proto.serving.access import (
     Caller,
     Handshake,
     Introduced,
+    facts_of,
     first_message,
     handshake_in,
     session_at_beginning,
     session_in,
 )
-from stratagem_proto.serving.audit import facts_of
-from stratagem_proto.serving.callers import admitted, arrived
-from stratagem_proto.serving.certified_callers import require_certified
+from stratagem_proto.serving.callers import admitted, arrived, require_certified
 from stratagem_proto.serving.figures import Calls, Figures
-from stratagem_proto.serving.policy.permissions import Permissions
+from stratagem_proto.serving.policy import Permissions
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
@@ -354,3 +353,54 @@ def _shortened(text: str, nbytes: int) -> str:
     if len(data) <= nbytes:
         return text
     return data[:nbytes].decode(errors="ignore") + "..."
+
+
+Request = TypeVar("Request", bound=Message)
+Response = Message | bytes
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+Make: TypeAlias = Callable[[Rpc], Handler]
+"""Makes the handler of an RPC."""
+
+
+def handler_of(
+    boundary: RpcBoundary, service: ServiceDescriptor, methods: Mapping[str, Make]
+) -> grpc.GenericRpcHandler:
+    """Return the handler of a service, whose calls cross the boundary of its server.
+
+    Args:
+        boundary: The boundary.
+        service: The service.
+        methods: Makes the handler of each RPC, by its name.
+    """
+    handlers = {
+        name: make(boundary.rpc(service.methods_by_name[name])) for name, make in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def unary_method(
+    request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
+) -> Make:
+    """Return what makes the handler of a method that takes a message and returns one.
+
+    Args:
+        request_type: The class of the request.
+        method: Returns the answer, as a message or encoded.
+    """
+
+    def make(rpc: Rpc) -> Handler:
+        async def handle(data: bytes, context: Context) -> bytes:
+            async with rpc.crossing(context) as crossing:
+                rpc.require_sender(data)
+                request = request_type.FromString(data)
+                await crossing.admit(request)
+                with rpc.span(request):
+                    return _serialised(await method(request))
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    return make
+
+
+def _serialised(response: Response) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()

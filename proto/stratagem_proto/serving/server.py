@@ -15,25 +15,20 @@ from typing_extensions import Self
 
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.addresses import bound
-from stratagem_proto.serving.descriptors import most_connections
-from stratagem_proto.serving.entrance import MEMBERS, STRANGERS, Entrance
+from stratagem_proto.serving.entrance import MEMBERS, STRANGERS, Entrance, Limits
 from stratagem_proto.serving.health import HealthServer
-from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.pages import ShownServer, offered
-from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.serving.process import LoopThread, most_connections
+from stratagem_proto.serving.settings import ServingSettings, bound
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.serving.unbegun_calls import Limits
 from stratagem_proto.sockets.closing import kept_from_forks
-from stratagem_proto.sockets.server.frame_memory import FrameMemory
-from stratagem_proto.sockets.server.listener import SocketListener
-from stratagem_proto.sockets.server.listening import OfferedSockets, listen
-from stratagem_proto.sockets.server.peer_memory import Reserved, refused
+from stratagem_proto.sockets.server.listener import OfferedSockets, SocketListener, listen
+from stratagem_proto.sockets.server.memory import FrameMemory, Reserved, refused
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 
 if TYPE_CHECKING:
-    from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
+    from stratagem_proto.serving.metrics import MetricsEndpoint
 
 # Messages that arrive have a budget of their own: that for requests divided by this.
 FRAMES_PART = 4
@@ -170,7 +165,7 @@ class RpcServer(ABC):
         if not self._metrics_bind:
             return None
         # Few processes need Prometheus's library.
-        from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
+        from stratagem_proto.serving.metrics import MetricsEndpoint
 
         endpoint = MetricsEndpoint(self._metrics_bind, self._described, self._certificates)
         opened.callback(endpoint.stop)

@@ -15,8 +15,7 @@ import grpc
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.methods import handler_of, unary_method
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
+from stratagem_proto.serving.rpc_boundary import RpcBoundary, handler_of, unary_method
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 

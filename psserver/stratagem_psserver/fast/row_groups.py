@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratagem_proto.programs.initial_values import InitialValues, initial_rows
+from stratagem_proto.programs.random_rows import InitialValues, initial_rows
 from stratagem_proto.rows import WholeRows, Wholes, are_ascending, are_whole, as_elements
 from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.sparse_rules import SparseRule, is_joinable, sparse_rule

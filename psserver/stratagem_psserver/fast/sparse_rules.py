@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from stratagem_proto.programs.optimizers import OptimizerRule, Value
-from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad, step_rows
+from stratagem_proto.programs.optimizers import OptimizerRule, RowWiseAdagrad, Value, step_rows
 from stratagem_psserver.optimization.dry_run import Hyperparameters
 from stratagem_psserver.optimization.gradients import as_sparse
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Protocol
 
 from stratagem_proto.errors import StratagemError, UnavailableError
-from stratagem_proto.log.batches import Entry
+from stratagem_proto.log import Entry
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1.log_pb2 import LogRecord

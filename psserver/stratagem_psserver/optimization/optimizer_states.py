@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stratagem_proto.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.programs.slot_names import SlotName
+from stratagem_proto.programs.optimizers import SlotName
 from stratagem_proto.protocol import check_name
 from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
+from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.log.segments import WRITTEN, Tail, first_of, segments_in
+from stratagem_proto.log import WRITTEN, Tail, first_of, segments_in
 from stratagem_proto.open_folders import OpenFolder
-from stratagem_proto.stores.files import replace_file, sync_folder
+from stratagem_proto.stores.local import replace_file, sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
 
 MOUNTS = Path("/proc/self/mountinfo")

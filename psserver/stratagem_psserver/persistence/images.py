@@ -11,12 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.checkpoint.blocks import BLOCK_BYTES
-from stratagem_proto.checkpoint.entries import TensorEntry
+from stratagem_proto.checkpoint.entries import BLOCK_BYTES, TensorEntry
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import Index
+from stratagem_proto.checkpoint.index import Index, is_count, refused_if_unsound
 from stratagem_proto.checkpoint.parts import Part, write_part
-from stratagem_proto.checkpoint.soundness import is_count, refused_if_unsound
 from stratagem_proto.errors import (
     FailedPreconditionError,
     NotFoundError,
@@ -24,8 +22,8 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.server_log import LOG
-from stratagem_proto.stores.local_saving import latest_of
-from stratagem_proto.stores.names import INDEX, LATEST
+from stratagem_proto.stores.local import latest_of
+from stratagem_proto.stores.store import INDEX, LATEST
 from stratagem_psserver.checkpoints import facts_of, resume_facts, resume_variables
 from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.log.segments import FORMAT, LogReader, Tail, Written
+from stratagem_proto.log import FORMAT, LogReader, Tail, Written
 from stratagem_proto.protocol import RUN_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import Kernels, SegmentHead

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 from google.protobuf.message import Message
 from typing_extensions import Self
 
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
+from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
-from stratagem_proto.log.batches import Entry
-from stratagem_proto.log.segments import Record
+from stratagem_proto.log import Entry, Record
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import log_pb2 as logged

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.graph_outputs import encode_output, spec_of_output
-from stratagem_proto.programs.graph_program import check_output_size
+from stratagem_proto.programs.graph_program import check_output_size, encode_output, spec_of_output
 from stratagem_proto.programs.operations import Operation
 from stratagem_proto.v1.update_program_pb2 import GraphOutput
 from stratagem_proto.wire.tensors import total_nbytes

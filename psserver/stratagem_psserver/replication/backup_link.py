@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from stratagem_proto.errors import StratagemError, UnavailableError
-from stratagem_proto.log.batches import Entry
+from stratagem_proto.log import Entry
 from stratagem_proto.v1.replication_pb2 import (
     Beacon,
     FollowRequest,

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.log.batches import (
+from stratagem_proto.log import (
     HEADER_BYTES,
     Entry,
+    Record,
     decode_contents,
     decode_header,
     encode_batch,
 )
-from stratagem_proto.log.segments import Record
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import (

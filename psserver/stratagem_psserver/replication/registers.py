@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, UnavailableError
 from stratagem_proto.kubernetes_api import api_client
-from stratagem_proto.serving.addresses import check_address
-from stratagem_proto.stores.files import sync_folder
+from stratagem_proto.serving.settings import check_address
+from stratagem_proto.stores.local import sync_folder
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.persistence.folder import file_system_of
 from stratagem_psserver.replication.arbiter import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
-from stratagem_proto.log.batches import Entry
+from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_psserver.log.log import Log

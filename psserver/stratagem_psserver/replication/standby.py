@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stratagem_proto.log.batches import Entry
+from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import ImagePiece, Replica, StateDigest
 from stratagem_psserver.log.log import Log

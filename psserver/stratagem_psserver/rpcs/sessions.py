@@ -12,7 +12,7 @@ from stratagem_proto.protocol import (
     SESSION_ID_BYTES,
     session_name,
 )
-from stratagem_proto.serving.certified_callers import certificate_of_caller
+from stratagem_proto.serving.callers import certificate_of_caller
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.exactly_once.session import Session, session_of

@@ -12,8 +12,13 @@ import numpy.typing as npt
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.programs.initial_values import InitialValues, initial_rows
-from stratagem_proto.programs.narrow_rows import nearest, rounded, stored_dtype
+from stratagem_proto.programs.random_rows import (
+    InitialValues,
+    initial_rows,
+    nearest,
+    rounded,
+    stored_dtype,
+)
 from stratagem_proto.rows import WholeRows, are_whole
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 

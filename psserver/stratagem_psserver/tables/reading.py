@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.companions import COUNTS, SEEN, SIGHTS, TOUCHED
+from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.tables import TablePart, WholeTable
-from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.checkpoint.wholes import TablePart, Whole, WholeTable
 from stratagem_proto.division import PartRows
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.programs.narrow_rows import nearest
+from stratagem_proto.programs.random_rows import nearest
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec

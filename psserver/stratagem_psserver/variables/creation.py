@@ -9,8 +9,12 @@ import torch
 
 from stratagem_proto.division import is_part
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.programs.initial_values import InitialValues, check_initializer
-from stratagem_proto.programs.narrow_rows import NARROW, stored_dtype
+from stratagem_proto.programs.random_rows import (
+    NARROW,
+    InitialValues,
+    check_initializer,
+    stored_dtype,
+)
 from stratagem_proto.protocol import MAX_LABEL_LENGTH, MAX_NAME_LENGTH, MAX_STRUCTURE_LENGTH
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, DataType, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, EvictionOrder, VariableSpec

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.soundness import refused_if_unsound
-from stratagem_proto.checkpoint.whole import Whole, whole_name
+from stratagem_proto.checkpoint.index import refused_if_unsound
+from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.variable_pb2 import VariableSpec

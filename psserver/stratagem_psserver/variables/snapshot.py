@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.checkpoint.companions import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED, companion
+from stratagem_proto.checkpoint.entries import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED, companion
 from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec

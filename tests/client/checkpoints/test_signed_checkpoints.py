@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 
 import stratagem
 from stratagem import FailedPreconditionError, ParameterServerStrategy, PermissionDeniedError
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
-from stratagem_proto.configuration.checkpoint_key import VARIABLE
+from stratagem_proto.checkpoint.folder import CheckpointPolicy, open_checkpoint
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from tests.client.clusters import running
 
 KEYS = ("the key of this cluster", "the key of another one")
@@ -47,9 +46,9 @@ def test_a_cluster_restores_what_it_has_signed_and_nothing_else(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert saved(tmp_path / "unsigned") == 3.0
-    monkeypatch.setenv(VARIABLE, files[1])
+    monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[1])
     assert saved(tmp_path / "other") == 3.0
-    monkeypatch.setenv(VARIABLE, files[0])
+    monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[0])
     assert saved(tmp_path / "signed") == 3.0
     open_checkpoint(tmp_path / "signed", CheckpointPolicy(key=KEYS[0])).verify()
     with running(2) as cluster, cluster.strategy() as strategy:
@@ -61,7 +60,7 @@ def test_a_cluster_restores_what_it_has_signed_and_nothing_else(
         assert variable.numpy() == 5.0
         strategy.restore(tmp_path / "signed")
         assert variable.numpy() == 3.0
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(CHECKPOINT_KEY_FILE.variable)
     with running(2) as cluster, cluster.strategy() as strategy:
         variable = made(strategy)
         strategy.restore(tmp_path / "signed")
@@ -71,14 +70,14 @@ def test_a_cluster_restores_what_it_has_signed_and_nothing_else(
 def test_a_strategy_of_one_machine_with_a_key_refuses_files_and_other_folders(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, files[0])
+    monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[0])
     saved(tmp_path / "signed")
     save_file({"v": torch.ones(())}, tmp_path / "file.safetensors")
     strategy = stratagem.OneDeviceStrategy("CPU:0")
     strategy.restore(tmp_path / "signed")
     with pytest.raises(PermissionDeniedError, match="is a file without a signature"):
         strategy.restore(tmp_path / "file.safetensors")
-    monkeypatch.setenv(VARIABLE, files[1])
+    monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[1])
     with pytest.raises(PermissionDeniedError, match=r"was altered .* or is of another cluster"):
         strategy.restore(tmp_path / "signed")
 
@@ -88,14 +87,14 @@ def test_servers_and_programs_have_a_key_together(
     has_key: bool, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_key:
-        monkeypatch.setenv(VARIABLE, files[0])
+        monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[0])
     with running(2) as cluster, cluster.strategy() as strategy:
         made(strategy)
         if has_key:
-            monkeypatch.setenv(VARIABLE, files[0])
+            monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[0])
         else:
-            monkeypatch.delenv(VARIABLE)
-        with pytest.raises(FailedPreconditionError, match=VARIABLE):
+            monkeypatch.delenv(CHECKPOINT_KEY_FILE.variable)
+        with pytest.raises(FailedPreconditionError, match=CHECKPOINT_KEY_FILE.variable):
             strategy.save(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
 
@@ -104,7 +103,7 @@ def test_an_incremental_checkpoint_refers_to_signed_ones_alone(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path)
-    monkeypatch.setenv(VARIABLE, files[0])
+    monkeypatch.setenv(CHECKPOINT_KEY_FILE.variable, files[0])
     for count in range(3):
         with running(2) as cluster, cluster.strategy() as strategy:
             variable = made(strategy)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.process import LoopThread
 from stratagem_proto.wire.transport import TCP, UNIX
 from tests.certified import certified
 from tests.client.servers.echo import ENCRYPTED, Served

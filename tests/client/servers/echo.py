@@ -13,15 +13,13 @@ import pytest
 
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.socket_transport import SocketTransport
-from stratagem_proto.certificates.folder import CertificateFolder
+from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
 from stratagem_proto.certificates.presented import presented
-from stratagem_proto.certificates.shown import ShownCertificate
-from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.process import LoopThread
 from stratagem_proto.serving.rpc_boundary import Context
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.server.frame_memory import FrameMemory
-from stratagem_proto.sockets.server.listener import SocketListener
-from stratagem_proto.sockets.server.listening import listen
+from stratagem_proto.sockets.client import endpoints
+from stratagem_proto.sockets.server.listener import SocketListener, listen
+from stratagem_proto.sockets.server.memory import FrameMemory
 
 MEBIBYTE = bytes(1 << 20)
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from stratagem_proto.log.batches import HEADER_BYTES, decode_header
-from stratagem_proto.log.segments import WRITTEN, segments_in
+from stratagem_proto.log import HEADER_BYTES, WRITTEN, decode_header, segments_in
 from tests.client.servers.remembering import (
     PROGRAMS,
     LoggedServer,

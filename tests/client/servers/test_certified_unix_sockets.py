@@ -12,8 +12,8 @@ import torch
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
+from stratagem_proto.certificates.folder import shown_certificate
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.errors import UnauthenticatedError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE

@@ -18,10 +18,9 @@ from stratagem_proto.errors import (
     SessionLostError,
     UnavailableError,
 )
-from stratagem_proto.sockets.client.endpoints import TcpEndpoint
-from stratagem_proto.sockets.client.errors import broken
+from stratagem_proto.sockets.client import TcpEndpoint, broken
 from stratagem_proto.sockets.server import listener
-from stratagem_proto.sockets.server.listening import NO_PORT
+from stratagem_proto.sockets.server.listener import NO_PORT
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE

@@ -19,14 +19,11 @@ import torch
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.transports.call import Attempt, Call, Style
-from stratagem_proto.certificates.folder import CertificateFolder
+from stratagem_proto.certificates.folder import CertificateFolder, shown_certificate
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.certificates.shown import shown_certificate
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
-from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.sockets.client.endpoints import TcpEndpoint
-from stratagem_proto.sockets.client.errors import require_ok
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.serving.process import LoopThread
+from stratagem_proto.sockets.client import SocketLink, TcpEndpoint, require_ok
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.sockets.server import peer
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, FrameSockets, HeartbeatRequest

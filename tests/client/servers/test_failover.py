@@ -21,7 +21,7 @@ from stratagem._ps_client.connections.repetition import Repetition
 from stratagem._ps_client.requests.updates import step
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import FailedPreconditionError, NotPrimaryError
-from stratagem_proto.sockets.client.errors import broken
+from stratagem_proto.sockets.client import broken
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_psserver.server import ParameterServer

@@ -18,10 +18,8 @@ from stratagem._ps_client.transports.server_transport import ServerTransport
 from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.proofs import NONCE_BYTES
-from stratagem_proto.sockets.client.endpoints import Endpoint, TcpEndpoint
-from stratagem_proto.sockets.client.link import SocketLink
-from stratagem_proto.sockets.frames import FrameKind, FrameReader, prefix
-from stratagem_proto.sockets.greeting import HELLO_BYTES
+from stratagem_proto.sockets.client import Endpoint, SocketLink, TcpEndpoint
+from stratagem_proto.sockets.frames import HELLO_BYTES, FrameKind, FrameReader, prefix
 from stratagem_proto.sockets.server import listener, peer
 from stratagem_proto.sockets.streams import Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus

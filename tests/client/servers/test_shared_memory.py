@@ -20,8 +20,7 @@ from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.sockets.client.endpoints import Endpoint, endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import Endpoint, SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind, prefix
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus

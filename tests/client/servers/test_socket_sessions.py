@@ -14,9 +14,7 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import handshake
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.sockets.client.endpoints import UnixEndpoint, endpoints
-from stratagem_proto.sockets.client.errors import require_ok
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, UnixEndpoint, endpoints, require_ok
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.sockets.server import listener
 from stratagem_proto.v1 import session_pb2

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from stratagem._ps_client.transports import socket_transport
-from stratagem_proto.sockets.client import link as socket_link
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets import client as socket_client
+from stratagem_proto.sockets.client import SocketLink
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.wire.transport import UNIX
 from tests.client.servers.echo import MEBIBYTE, Served
@@ -90,7 +90,7 @@ def test_the_parts_of_a_call_share_its_time(
     """Each takes 5 s, as its clock has it, of the 20 that there are."""
     served.transport.connect()
     clock = SimpleNamespace(monotonic=itertools.count(step=5).__next__)
-    for module in (socket_transport, socket_link):
+    for module in (socket_transport, socket_client):
         monkeypatch.setattr(module, "time", clock)
     assert served.call("Size", MEBIBYTE) == [b"%d" % (1 << 20)]
     with pytest.raises(grpc.RpcError) as caught:

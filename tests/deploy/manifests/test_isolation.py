@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from stratagem_proto.configuration import checkpoint_key, token_file
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE, TOKEN_FILE
 from tests.deploy.manifests.networks import reaches
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
@@ -20,7 +20,7 @@ in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_token_is_a_file_of_a_secret_that_is_not_here(overlay: str) -> None:
     assert not of_kind(overlay, "Secret")
     for pod in pods(overlay):
-        path = PurePosixPath(pod.environment[token_file.VARIABLE])
+        path = PurePosixPath(pod.environment[TOKEN_FILE.variable])
         volume = pod.container.mounts[str(path.parent)]
         (secret,) = (one["secret"] for one in pod.spec["volumes"] if one["name"] == volume)
         assert (secret["secretName"], path.name) == ("token", "token")
@@ -53,7 +53,7 @@ def test_servers_write_checkpoints_to_their_volume_only(overlay: str) -> None:
 @in_each_overlay
 def test_who_writes_or_restores_checkpoints_has_their_key(overlay: str) -> None:
     for pod in pods(overlay):
-        has_key = pod.environment.get(checkpoint_key.VARIABLE) in pod.environment.values()
+        has_key = pod.environment.get(CHECKPOINT_KEY_FILE.variable) in pod.environment.values()
         assert has_key == ("training" in pod.container.mounts.values()), pod.name
 
 

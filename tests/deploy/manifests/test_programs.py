@@ -13,8 +13,8 @@ import typer
 
 from examples import coordinator, movielens
 from stratagem.cluster_resolver import ClusterResolver, KubernetesClusterResolver
-from stratagem_proto.configuration import token_file
 from stratagem_proto.configuration.model import variable
+from stratagem_proto.secret_files import TOKEN_FILE
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import (
@@ -109,7 +109,7 @@ def test_programs_have_sets_in_one_order(overlay: str) -> None:
 
 @in_each_overlay
 def test_variables_of_the_product_are_those_that_it_reads(overlay: str) -> None:
-    read = {token_file.VARIABLE}
+    read = {TOKEN_FILE.variable}
     for app in SERVERS.values():
         for option in typer.main.get_command(app).params:
             read |= {variable(option.name)} if option.name else set()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.serving.health import HealthServer
-from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.process import LoopThread
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.relays import Relay

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.metrics.endpoint import families_of
+from stratagem_proto.serving.metrics import families_of
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, WorkerClock
 from stratagem_proto.v1.session_pb2 import Task

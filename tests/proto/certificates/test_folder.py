@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from stratagem_proto.certificates.contents import read_certificates
-from stratagem_proto.certificates.folder import CertificateFolder
+from stratagem_proto.certificates.folder import CertificateFolder, read_certificates
 from stratagem_proto.errors import InvalidArgumentError
 from tests.certified import DAY, Certified, certified, serial
 

@@ -11,8 +11,7 @@ import pytest
 from crc32c import crc32c
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.log.batches import MARK, Entry, encode_batch
-from stratagem_proto.log.segments import FORMAT, LogReader, segment_name
+from stratagem_proto.log import FORMAT, MARK, Entry, LogReader, encode_batch, segment_name
 from stratagem_proto.v1.log_pb2 import SegmentHead
 
 MIB = 1 << 20

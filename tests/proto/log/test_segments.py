@@ -10,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.log.batches import (
+from stratagem_proto.log import (
+    FORMAT,
     HEADER_BYTES,
     Entry,
+    LogReader,
+    Record,
+    Tail,
     decode_contents,
     decode_header,
     encode_batch,
+    segment_name,
 )
-from stratagem_proto.log.segments import FORMAT, LogReader, Record, Tail, segment_name
 from stratagem_proto.open_folders import OpenFolder
 from stratagem_proto.v1.log_pb2 import EndedSession, LogRecord, SegmentHead
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
-from stratagem_proto.notices.notice import Notice, notice_at
-from stratagem_proto.notices.watch import watched
+from stratagem_proto.notices import Notice, notice_at, watched
 from tests.proto.notices.pods import PodServer, serving
 
 

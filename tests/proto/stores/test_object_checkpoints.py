@@ -14,11 +14,15 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
 
-from stratagem_proto.checkpoint.folder import NewCheckpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.folder import (
+    CheckpointPolicy,
+    NewCheckpoint,
+    open_checkpoint,
+    part_name,
+)
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content as Described
 from stratagem_proto.checkpoint.parts import write_part
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import (
     AbortedError,
     DataLossError,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import DataLossError, ResourceExhaustedError
-from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.variable_pb2 import Initializer, TruncatedNormalShape, VariableSpec
 from stratagem_psserver.fast import row_groups, sparse_rules
 from stratagem_psserver.fast.repeated_groups import Gradients

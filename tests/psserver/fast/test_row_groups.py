@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.optimizers import rule_named
-from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
+from stratagem_proto.programs.optimizers import RowWiseAdagrad, rule_named
 from stratagem_psserver.fast import sparse_rules
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.fast.row_groups import RowGroup

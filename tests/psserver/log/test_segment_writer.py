@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_proto.log.batches import Entry
-from stratagem_proto.log.segments import FORMAT, LogReader, segment_name, segments_in
+from stratagem_proto.log import FORMAT, Entry, LogReader, segment_name, segments_in
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 from stratagem_psserver.log.segment_writer import SegmentWriter, Spares
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.log.batches import Entry
+from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_psserver.log.log import Log
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.programs.initial_values import InitialValues
-from stratagem_proto.programs.row_wise_adagrad import RowWiseAdagrad
+from stratagem_proto.programs.optimizers import RowWiseAdagrad
+from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of

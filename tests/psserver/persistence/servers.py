@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.log.segments import LogReader
+from stratagem_proto.log import LogReader
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.wire import RawClient

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import DataLossError, StratagemError
-from stratagem_proto.log.batches import Entry, encode_batch
-from stratagem_proto.log.segments import LogReader
+from stratagem_proto.log import Entry, LogReader, encode_batch
 from stratagem_proto.v1.log_pb2 import LoggedMutation, LogRecord, OpenedSession
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec

@@ -17,9 +17,8 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_proto.log.batches import Entry, encode_batch
-from stratagem_proto.log.segments import WRITTEN, LogReader, Written
-from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.log import WRITTEN, Entry, LogReader, Written, encode_batch
+from stratagem_proto.serving.process import LoopThread
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from stratagem_psserver.persistence import folder as log_folder

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.programs.graph_outputs import decode_output
-from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES, MAX_OUTPUTS
+from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES, MAX_OUTPUTS, decode_output
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import (
     GraphProgram,

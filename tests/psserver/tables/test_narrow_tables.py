@@ -13,8 +13,7 @@ from stratagem_proto.checkpoint.folder import NewCheckpoint, open_checkpoint, pa
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import write_part
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.initial_values import InitialValues
-from stratagem_proto.programs.narrow_rows import nearest
+from stratagem_proto.programs.random_rows import InitialValues, nearest
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.server import ParameterServer

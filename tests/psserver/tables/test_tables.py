@@ -12,7 +12,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
-from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
     Initializer,

@@ -16,7 +16,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     RowIndexError,
 )
-from stratagem_proto.programs.initial_values import InitialValues
+from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32
 from stratagem_proto.v1.update_program_pb2 import (

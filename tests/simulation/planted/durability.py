@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
-from stratagem_proto.log import segments as log_segments
-from stratagem_proto.log.segments import LogReader, segments_in
+from stratagem_proto import log as log_files
+from stratagem_proto.log import LogReader, segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.exactly_once.numbering import Numbering
@@ -18,7 +18,7 @@ from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.service import Methods
 from tests.simulation.planted.plant import Plant, replaced
 
-_has_intact_batch = log_segments._has_intact_batch
+_has_intact_batch = log_files._has_intact_batch
 
 
 async def _answers_at_once(self: Changes) -> None:
@@ -78,7 +78,7 @@ FAULTS: Mapping[str, Plant] = {
     "a server's folder is not on disk": replaced(folder, "sync_folder", _syncs_nothing),
     "memory is taken for the disk": replaced(StateFolder, "settle", _trusts_memory),
     "old batches are taken for later ones": replaced(
-        log_segments, "_has_intact_batch", _takes_old_for_later
+        log_files, "_has_intact_batch", _takes_old_for_later
     ),
     "a segment is read beyond its end": replaced(LogReader, "_is_over", _reads_on),
     "a server goes on without what a client was told": replaced(

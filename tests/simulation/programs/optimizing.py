@@ -12,8 +12,7 @@ import torch
 from stratagem._ps_client.requests import reads, updates, variables
 from stratagem._ps_client.requests.reading import Reading, following
 from stratagem._ps_client.requests.updates import SentGradient
-from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.programs.slot_names import SlotName
+from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from tests.simulation.cluster import Cluster, Process

@@ -26,8 +26,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from stratagem_proto.sockets.client.endpoints import endpoints
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus

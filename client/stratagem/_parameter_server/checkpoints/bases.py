@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
+from stratagem_proto.checkpoint.folder import Checkpoint, CheckpointPolicy, open_checkpoint
 from stratagem_proto.errors import NotFoundError, StratagemError
-from stratagem_proto.stores.names import is_checkpoint
 from stratagem_proto.stores.places import Place
+from stratagem_proto.stores.store import is_checkpoint
 
 _LOG = logging.getLogger("stratagem")
 

@@ -35,10 +35,8 @@ from stratagem._ps_client.requests.checkpoints import (
     restore_staged,
     stage_variables,
 )
-from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.policy import policy_of_environment
-from stratagem_proto.checkpoint.whole import Whole, whole_name
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, policy_of_environment
+from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -48,7 +46,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
-from stratagem_proto.stores.kinds import store_of
+from stratagem_proto.stores import store_of
 from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
 

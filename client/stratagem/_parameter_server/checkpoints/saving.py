@@ -18,16 +18,15 @@ from stratagem._parameter_server.checkpoints.bases import latest_base
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
-from stratagem_proto.checkpoint.blocks import WriteOptions
-from stratagem_proto.checkpoint.entries import TensorFile
+from stratagem_proto.checkpoint.entries import TensorFile, WriteOptions
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Base, Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.configuration.checkpoint_key import checkpoint_key_from_environment
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.stores import last_threads
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.stores.places import AnyPlace, absolute_place, shared_place
 from stratagem_proto.stores.store import Folder, size_of
+from stratagem_proto.unclosed import start_last_thread
 from stratagem_proto.v1.session_pb2 import WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
@@ -102,7 +101,7 @@ class ClusterSaver:
         """
         while len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.popleft().join()
-        key, base = checkpoint_key_from_environment(), None
+        key, base = CHECKPOINT_KEY_FILE.from_environment(), None
         if series.incremental:
             self.wait()
             base = latest_base(absolute_place(root), key)
@@ -119,7 +118,7 @@ class ClusterSaver:
         work = _Work(self._servers, new, cut, contents, series.keep, key, named)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
-        last_threads.start(thread)
+        start_last_thread(thread)
         self._under_way.append(thread)
         return written
 

@@ -15,7 +15,7 @@ from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.transports.call import Attempt, Style
 from stratagem_proto.errors import CancelledError, SessionLostError, StratagemError
-from stratagem_proto.sockets.client.errors import broken
+from stratagem_proto.sockets.client import broken
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error
 

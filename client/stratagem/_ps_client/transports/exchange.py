@@ -10,8 +10,7 @@ from stratagem._core.waiting import awaited
 from stratagem._ps_client.transports.call import Call
 from stratagem._ps_client.transports.links import Links
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.client.errors import broken, require_ok
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink, broken, require_ok
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.wire.segment import Segment
 

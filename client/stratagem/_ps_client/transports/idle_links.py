@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import SocketLink
 
 # Kept open while there is nothing to call; more are closed.
 _MOST = 8

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable
 
 from stratagem._ps_client.transports.idle_links import IdleLinks
-from stratagem_proto.sockets.client.endpoints import Endpoint
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import Endpoint, SocketLink
 from stratagem_proto.wire.segment import Segment, grown
 
 

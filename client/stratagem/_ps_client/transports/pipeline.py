@@ -7,9 +7,7 @@ from typing import cast
 
 from stratagem._ps_client.transports.call import Attempt, Call, Responses
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.client.endpoints import Endpoint
-from stratagem_proto.sockets.client.errors import broken, require_ok
-from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.client import Endpoint, SocketLink, broken, require_ok
 from stratagem_proto.sockets.frames import FrameKind, SocketFrame, parts
 
 

@@ -9,7 +9,7 @@ from stratagem._ps_client.transports.call import Attempt, Call, Responses, Style
 from stratagem._ps_client.transports.exchange import Exchange
 from stratagem._ps_client.transports.links import Links
 from stratagem._ps_client.transports.pipeline import Pipeline
-from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.client import Endpoint
 
 
 class SocketTransport:

@@ -1,31 +1,287 @@
-"""Accepting the connections of clients at the sockets of a server."""
+"""Listening for clients of sockets: the ports and names, and who may connect."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import socket
+import struct
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.errors import (
+    MalformedStreamError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from stratagem_proto.protocol import digest_of
 from stratagem_proto.server_log import LOG
-from stratagem_proto.sockets.closing import hang_up, served_at, tune
-from stratagem_proto.sockets.frames import SCRATCH_BYTES
+from stratagem_proto.sockets.closing import closed_on_failure, hang_up, served_at, tune
+from stratagem_proto.sockets.frames import SCRATCH_BYTES, SECRET_BYTES, secret_of
 from stratagem_proto.sockets.server.call import Handler, find_handler
-from stratagem_proto.sockets.server.encryption import Encryption
-from stratagem_proto.sockets.server.frame_memory import FrameMemory
-from stratagem_proto.sockets.server.listening import Listening
+from stratagem_proto.sockets.server.memory import FrameMemory, Reserve, refused
 from stratagem_proto.sockets.server.peer import Peer
-from stratagem_proto.sockets.server.peer_memory import Reserve, refused
-from stratagem_proto.sockets.server.user import is_trusted, user_of
+from stratagem_proto.sockets.streams import SEALED_BYTES, EncryptedStream, require_some
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
+from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
 if TYPE_CHECKING:
-    from stratagem_proto.certificates.folder import CertificateFolder
+    from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
+
+_CREDENTIALS = struct.Struct("3i")
+_ROOT = 0
+
+
+def user_of(connection: socket.socket) -> int:
+    """Return the number of the user, as this process sees it.
+
+    Raises:
+        OSError: The system does not say.
+    """
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(told)
+    return int(user)
+
+
+def is_trusted(user: int) -> bool:
+    """Return whether a user may connect: that of this process, or root."""
+    return user in (os.geteuid(), _ROOT)
+
+
+# Nobody shows more at once.
+_FLIGHT_BYTES = 16 << 10
+
+
+class Encryption:
+    """Shakes hands with clients, each of which has to show a certificate of the cluster.
+
+    Public keys take time, and anybody can connect; so they are for a thread of their own, and the
+    event loop answers clients meanwhile.
+
+    Args:
+        certificates: What the server shows, and whom it trusts, at each handshake.
+    """
+
+    def __init__(self, certificates: CertificateFolder) -> None:
+        self._certificates = certificates
+        self._thread = ThreadPoolExecutor(1, "stratagem-handshakes")
+        self._room = bytearray(SEALED_BYTES)
+
+    async def begin(self, sock: socket.socket) -> tuple[EncryptedStream, ShownCertificate]:
+        """Shake hands; return the stream, and what the client has shown.
+
+        Raises:
+            OSError: It does not speak TLS, shows no certificate that an authority of this cluster
+                has signed, or is gone.
+            InvalidArgumentError: Its certificate does not say whose it is.
+            UnauthenticatedError: Its certificate counts no more, or is of another cluster.
+        """
+        loop, received = asyncio.get_running_loop(), b""
+        stream = await loop.run_in_executor(self._thread, self._stream, sock)
+        while True:
+            over, sealed = await loop.run_in_executor(self._thread, stream.step, received)
+            await loop.sock_sendall(sock, sealed)
+            if over:
+                return stream, await loop.run_in_executor(self._thread, self._accepted, stream)
+            received = await loop.sock_recv(sock, _FLIGHT_BYTES)
+            require_some(len(received))
+
+    def _stream(self, sock: socket.socket) -> EncryptedStream:
+        from stratagem_proto.certificates.folder import server_context
+
+        return EncryptedStream(sock, server_context(self._certificates.current()), self._room)
+
+    def _accepted(self, stream: EncryptedStream) -> ShownCertificate:
+        from stratagem_proto.certificates.folder import require_current, shown_certificate
+
+        own, shown = self._certificates.current(), shown_certificate(stream.shown)
+        require_current(shown, own)
+        if shown.identity.cluster != own.identity.cluster:
+            raise UnauthenticatedError(
+                f"the certificate of {shown.identity.label} is of the cluster "
+                f"{shown.identity.cluster!r}, and this server of {own.identity.cluster!r}"
+            )
+        return shown
+
+    def stop(self) -> None:
+        """End the thread; nobody waits for it."""
+        self._thread.shutdown(wait=False)
+
+
+_BACKLOG = 4096
+
+# The value of `data_port` for no data port.
+NO_PORT = -1
+
+
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
+
+# So many sessions with certificates may use Unix sockets at once.
+_MOST_SHOWN = 65_536
+
+
+@dataclass(frozen=True)
+class OfferedSockets:
+    """What a server offers to its sessions.
+
+    Attributes:
+        described: What it tells all of them.
+        run_secret: Drawn by this run of the server, and told to nobody.
+    """
+
+    described: FrameSockets
+    run_secret: bytes = field(repr=False)
+    # By session; from the one that was told the longest time ago.
+    _shown: dict[bytes, ShownCertificate] = field(default_factory=dict, repr=False)
+
+    def to(self, session_id: bytes, certificate: ShownCertificate | None = None) -> FrameSockets:
+        """Return what a session is told once it is open, which its client alone can use.
+
+        Args:
+            session_id: The session.
+            certificate: What its client has shown when it opened the session. It counts for the
+                Unix socket, too, on which nobody shows any, nor one that was renewed: so its end
+                does not matter there.
+
+        Raises:
+            PermissionDeniedError: A client with the certificate of somebody else has opened it.
+        """
+        if certificate is not None:
+            before = self._shown.pop(session_id, certificate)
+            if before.identity != certificate.identity:
+                self._shown[session_id] = before
+                raise PermissionDeniedError(
+                    f"session {digest_of(session_id)} is that of {before.identity.label}, and was "
+                    f"opened with the certificate of {certificate.identity.label}; open another one"
+                )
+            self._shown[session_id] = certificate._replace(ends=_NEVER)
+            if len(self._shown) > _MOST_SHOWN:
+                del self._shown[next(iter(self._shown))]
+        told = FrameSockets()
+        told.CopyFrom(self.described)
+        told.session_id, told.secret = session_id, self.secret(session_id, certificate)
+        return told
+
+    def secret(self, session_id: bytes, certificate: ShownCertificate | None) -> bytes:
+        """Return the secret of a session with whoever has shown a certificate, or none.
+
+        The id of a session alone therefore leads nobody else to its secret.
+        """
+        owner = certificate.identity.uri.encode() if certificate else b""
+        return secret_of(session_id, self.run_secret, owner)
+
+    def certificate_of(self, session_id: bytes) -> ShownCertificate | None:
+        """Return what the client of a session has shown; None if it is not known."""
+        return self._shown.get(session_id)
+
+
+class Listening(NamedTuple):
+    """The sockets to which clients connect.
+
+    Attributes:
+        offered: The description of the sockets for clients.
+        sockets: The sockets; empty if clients can only use gRPC.
+    """
+
+    offered: OfferedSockets
+    sockets: list[socket.socket]
+
+
+def listen(address: str, transport: str, data_port: int = 0) -> Listening:
+    """Listen on the sockets of a server with these settings.
+
+    Args:
+        address: The "host:port" where it serves gRPC.
+        transport: As in `ServingSettings`.
+        data_port: As in `ServingSettings`.
+
+    Raises:
+        UnavailableError: The data port is taken.
+    """
+    host, _, port = address.rpartition(":")
+    run_secret = secrets.token_bytes(SECRET_BYTES)
+    listening = Listening(OfferedSockets(FrameSockets(port=int(port)), run_secret), [])
+    with ExitStack() as opened:
+        if transport in (AUTO, UNIX):
+            _listen_here(listening, opened)
+        if transport in (AUTO, TCP) and data_port != NO_PORT:
+            _listen_for_others(listening, opened, host.strip("[]"), data_port)
+        opened.pop_all()
+    return listening
+
+
+def _listen_here(listening: Listening, opened: ExitStack) -> None:
+    # With an abstract name nothing remains of a server that is killed, and processes in other
+    # network namespaces cannot see it.
+    name = b"stratagem-" + secrets.token_hex(16).encode()
+    try:
+        listening.sockets.append(opened.enter_context(unix_socket(name)))
+    except OSError as error:
+        LOG.info("cannot listen on a Unix socket", why=str(error))
+    else:
+        listening.offered.described.name = name
+
+
+def _listen_for_others(listening: Listening, opened: ExitStack, host: str, port: int) -> None:
+    try:
+        sock = opened.enter_context(tcp_socket(host, port))
+    except OSError as error:
+        if port:
+            raise cannot_listen(f"{host}:{port}") from error
+        LOG.info("cannot listen on a data port", host=host, why=str(error))
+    else:
+        listening.sockets.append(sock)
+        listening.offered.described.data_port = sock.getsockname()[1]
+
+
+def unix_socket(name: bytes) -> socket.socket:
+    """Listen on a Unix socket with an abstract name.
+
+    Raises:
+        OSError: This system has no such sockets, or the name is taken.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closed_on_failure(listening):
+        listening.bind(b"\0" + name)
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+    return listening
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """Listen at a port of a host; 0 takes a free one.
+
+    Raises:
+        OSError: The port is taken, or the host is not this machine.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, bind = found[0]
+    # Like gRPC, this takes connections to any address of IPv4 and IPv6.
+    both = bind[0] == "::" and socket.has_dualstack_ipv6()
+    listening = socket.create_server(bind[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    listening.setblocking(False)
+    return listening
+
+
+def cannot_listen(address: str) -> UnavailableError:
+    """Return the error of a server that could not bind "host:port"."""
+    return UnavailableError(
+        f"cannot listen on {address}: the port is taken, or the host is not this "
+        "machine's; stop what listens there or choose another port (0 takes a free "
+        "one)"
+    )
+
 
 # The pause after a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0

@@ -13,21 +13,28 @@ from stratagem_proto.eager import begin
 from stratagem_proto.errors import DeadlineExceededError, MalformedStreamError, StratagemError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.closing import hang_up
-from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, FrameReader, SocketFrame
-from stratagem_proto.sockets.greeting import HELLO_BYTES, Greeting
-from stratagem_proto.sockets.server.call import SocketCall, SocketClient
-from stratagem_proto.sockets.server.encryption import Encryption
-from stratagem_proto.sockets.server.frame_memory import PeerFrames
-from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
-from stratagem_proto.sockets.server.peer_memory import PeerMemory, SharingStream
-from stratagem_proto.sockets.server.send_buffer import SendBuffer
+from stratagem_proto.sockets.frames import (
+    HELLO_BYTES,
+    WINDOW_BYTES,
+    FrameKind,
+    FrameReader,
+    Greeting,
+    SocketFrame,
+)
+from stratagem_proto.sockets.server.call import (
+    IncomingMessages,
+    SendBuffer,
+    SocketCall,
+    SocketClient,
+)
+from stratagem_proto.sockets.server.memory import PeerFrames, PeerMemory, SharingStream
 from stratagem_proto.sockets.streams import PlainStream, Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
-    from stratagem_proto.certificates.shown import ShownCertificate
-    from stratagem_proto.sockets.server.listener import SocketListener
+    from stratagem_proto.certificates.folder import ShownCertificate
+    from stratagem_proto.sockets.server.listener import Encryption, SocketListener
 
 # With more queued calls, or more bytes than the window, nothing more is read from a client.
 _MOST_QUEUED = 64

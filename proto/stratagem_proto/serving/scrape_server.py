@@ -12,8 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from stratagem_proto.sockets.closing import hang_up
 
 if TYPE_CHECKING:
-    from stratagem_proto.certificates.contents import Certificates
-    from stratagem_proto.certificates.folder import CertificateFolder
+    from stratagem_proto.certificates.folder import CertificateFolder, Certificates
 
 # Prometheus opens one connection, or two. Each has a thread.
 MOST_CONNECTIONS = 16
@@ -71,7 +70,7 @@ class ScrapeServer(WSGIServer):
 
     def context(self, shown: Certificates) -> ssl.SSLContext:
         """Return the TLS of connections with these certificates."""
-        from stratagem_proto.certificates.contexts import server_context
+        from stratagem_proto.certificates.folder import server_context
 
         return server_context(shown)
 
@@ -129,7 +128,7 @@ class ScrapeServer(WSGIServer):
 
 def _require_current(shown: bytes | None, own: Certificates) -> None:
     """Check the certificate of whoever asks, if connections like this one show any."""
-    from stratagem_proto.certificates.shown import require_current, shown_certificate
+    from stratagem_proto.certificates.folder import require_current, shown_certificate
 
     if shown is not None:
         require_current(shown_certificate(ssl.DER_cert_to_PEM_cert(shown).encode()), own)

@@ -1,4 +1,4 @@
-"""Initial values that servers make row by row, the same however a variable is divided."""
+"""Rows made by random numbers that can be repeated: initial values, and rounding to fewer bits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,170 @@ import torch
 
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs import counter_random
 from stratagem_proto.protocol import name_of_whole
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_UNSPECIFIED, TensorSpec
 from stratagem_proto.v1.variable_pb2 import Initializer, TruncatedNormalShape, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
+
+Words = npt.NDArray[np.uint64]
+"""32-bit words, each in the lower half of a 64-bit one."""
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows."""
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(counter: Sequence[Words], key: tuple[Words, Words]) -> list[Words]:
+    """Philox-4x32-10: four random words for each counter of four words.
+
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+    Args:
+        counter: Four arrays that broadcast against each other.
+        key: Two arrays of words, which broadcast against the counters.
+    """
+    a, b, c, d = counter
+    for number in range(_ROUNDS):
+        first, second = (
+            (word + np.uint64(number * step)) & _LOW for word, step in zip(key, _WEYL, strict=True)
+        )
+        low, high = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b = (high >> _HALF) ^ b ^ first, high & _LOW
+        c, d = (low >> _HALF) ^ d ^ second, low & _LOW
+    return [a, b, c, d]
+
+
+def words_of_rows(rows: Rows, columns: int, keys: Words | int) -> Words:
+    """Return a random word for each element of some rows.
+
+    Args:
+        rows: Numbers of the rows; any int64.
+        columns: Elements of a row.
+        keys: 64 bits, or as many for each row.
+
+    Returns:
+        Words of shape (rows, columns). One depends on its row with its key and on its column, and
+        on nothing else.
+    """
+    blocks = np.arange(-(-columns // 4), dtype=np.uint64)
+    numbers = rows.view(np.uint64)[:, None]
+    none = np.zeros(1, dtype=np.uint64)
+    counter = (blocks, none, numbers & _LOW, numbers >> _HALF)
+    key = np.asarray(keys, np.uint64).reshape(-1, 1)
+    made = philox(counter, (key & _LOW, key >> _HALF))
+    return np.stack(made, axis=-1).reshape(len(rows), -1)[:, :columns]
+
+
+def uniform(words: Words) -> npt.NDArray[np.float64]:
+    """Return evenly distributed numbers from 0 to below 1."""
+    return words.astype(np.float64) * 2.0**-32
+
+
+def normal(words: Words) -> npt.NDArray[np.float64]:
+    """Return normally distributed numbers, from pairs of words along an even last axis.
+
+    Box and Muller, "A note on the generation of random normal deviates", 1958. With 32-bit words
+    the largest is 6.7.
+    """
+    first, second = words[..., 0::2], words[..., 1::2]
+    radius = np.sqrt(-2.0 * np.log((first + 1.0) * 2.0**-32))
+    angle = uniform(second) * (2.0 * np.pi)
+    made = np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=-1)
+    return made.reshape(words.shape)
+
+
+NARROW = frozenset({torch.bfloat16, torch.float16})
+"""The dtypes that rows of float32 may be stored in."""
+
+
+def stored_dtype(spec: VariableSpec) -> torch.dtype:
+    """Return the dtype in which the rows of a table, or of a slot of one, are stored."""
+    return decode_dtype(spec.table.row_dtype or spec.tensor.dtype)
+
+
+def stored_rows(spec: VariableSpec, count: int) -> TensorSpec:
+    """Return the description of so many rows of a table as they are stored."""
+    tensor = spec.tensor
+    is_narrow = spec.table.row_dtype != DATA_TYPE_UNSPECIFIED
+    dtype = spec.table.row_dtype if is_narrow else tensor.dtype
+    return TensorSpec(dtype=dtype, shape=(count, *tensor.shape[1:]))
+
+
+def nearest(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values in a dtype, each the nearest one; what is too large becomes the largest.
+
+    Args:
+        values: Floating-point numbers. Those that are not finite stay what they are.
+        dtype: One of `NARROW`, or one that has all of them.
+    """
+    if values.dtype == dtype or dtype not in NARROW:
+        return values.to(dtype)
+    wide, most = values.float(), torch.finfo(dtype).max
+    return wide.clamp(-most, most).where(wide.isfinite(), wide).to(dtype)
+
+
+def rounded(
+    values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, seed: bytes
+) -> torch.Tensor:
+    """Return rows in a narrower dtype, where each number is one of its two neighbours at random.
+
+    The odds of the upper one are what the number has gone of the way to it, so that the mean is the
+    number itself: a sum of many changes is right, though each is too small to make a difference by
+    itself. Whoever repeats this with the same seed gets the same bytes. What is too large becomes
+    the largest number of the dtype; what is not finite stays as it is.
+
+    Args:
+        values: float32 of shape (rows, ...).
+        dtype: One of `NARROW`.
+        rows: The numbers or keys of the rows, int64.
+        seed: What no other rounding of these rows has in common.
+    """
+    if not values.numel():
+        return values.to(dtype)
+    wide = values.reshape(len(rows), math.prod(values.shape[1:]))
+    key = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest(), "little")
+    draw = _drawn_halves if dtype == torch.bfloat16 else _drawn
+    words = torch.from_numpy(draw(rows.numpy(), wide.shape[1], key))
+    made = _to_bfloat16(wide, words) if dtype == torch.bfloat16 else _to_float16(wide, words)
+    is_inside = wide.abs() < torch.finfo(dtype).max
+    if not is_inside.all():
+        made = made.where(is_inside, nearest(wide, dtype))
+    return made.view(values.shape)
+
+
+def _drawn(rows: Rows, columns: int, key: int) -> Rows:
+    """Return 32 random bits for each element."""
+    return words_of_rows(rows, columns, key).view(np.int64)
+
+
+def _drawn_halves(rows: Rows, columns: int, key: int) -> Rows:
+    """Return 16 random bits for each element."""
+    words = words_of_rows(rows, -(-columns // 2), key)
+    halves = np.stack((words & np.uint64(0xFFFF), words >> np.uint64(16)), axis=-1)
+    return halves.reshape(len(rows), -1)[:, :columns].astype(np.int64)
+
+
+def _to_bfloat16(wide: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
+    # The upper half of a float32 is a bfloat16, and the lower half is how far it is to the next.
+    bits = wide.contiguous().view(torch.int32) + halves.int()
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def _to_float16(wide: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    info = torch.finfo(torch.float16)
+    number = wide.double()
+    exponent = torch.frexp(number).exponent.clamp(min=_exponent(info.smallest_normal))
+    step = torch.ldexp(torch.full_like(number, info.eps / 2), exponent)
+    return ((number / step + words * 2.0**-32).floor() * step).to(torch.float16)
+
+
+def _exponent(number: float) -> int:
+    return int(np.frexp(number)[1])
+
 
 # Numbers are made in double precision; this limits the memory for them.
 _ELEMENTS_AT_ONCE = 1 << 20
@@ -167,14 +327,14 @@ def _draw(batch: Sequence[_Rows], into: list[torch.Tensor]) -> None:
     counts, initials = [len(rows) for _, rows in batch], [initial for initial, _ in batch]
     first, rows = initials[0], np.concatenate([rows for _, rows in batch])
     keys = np.array([each.key for each in initials], np.uint64).repeat(counts)
-    words = counter_random.words_of_rows(rows, first.columns + first.columns % 2, keys)
+    words = words_of_rows(rows, first.columns + first.columns % 2, keys)
     if first.kind == "truncated_normal":
         ends = accumulate(counts)
         each = zip(initials, np.split(words, [*ends][:-1]), strict=True)
         parts = [_truncated_normal(of, one.initializer.truncated_normal) for one, of in each]
         numbers = np.concatenate(parts)
     else:
-        drawn = counter_random.uniform if first.kind == "uniform" else counter_random.normal
+        drawn = uniform if first.kind == "uniform" else normal
         scales = np.array([each.scale for each in initials]).repeat(counts, axis=0)
         numbers = drawn(words) * scales[:, :1] + scales[:, 1:]
     values = torch.from_numpy(numbers[:, : first.columns]).to(first.dtype)
@@ -182,9 +342,7 @@ def _draw(batch: Sequence[_Rows], into: list[torch.Tensor]) -> None:
     torch._foreach_copy_([each.view(len(each), -1) for each in into], [*parts_made])
 
 
-def _truncated_normal(
-    words: counter_random.Words, shape: TruncatedNormalShape
-) -> npt.NDArray[np.float64]:
+def _truncated_normal(words: Words, shape: TruncatedNormalShape) -> npt.NDArray[np.float64]:
     """Return the numbers below which one between the bounds comes with evenly drawn odds."""
     low, high, sign = *_standard_bounds(shape), 1.0
     if low > 0:

@@ -1,1 +1,0 @@
-"""The log of a parameter server as files: its bytes, and reading them."""

@@ -1,1 +1,0 @@
-"""Notices that a process is to end soon: where they stand, and who looks for them."""

@@ -1,1 +1,0 @@
-"""The figures of a server in the form of Prometheus."""

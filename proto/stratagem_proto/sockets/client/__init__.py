@@ -1,1 +1,0 @@
-"""The client's end of a socket."""
