@@ -124,7 +124,7 @@ class ServerOptions(ServingOptions):
         """
         self._check_snapshots()
         given = self.serving()
-        key = read_checkpoint_key(given.pop("checkpoint_key_file"))
+        key = CHECKPOINT_KEY_FILE.read(given.pop("checkpoint_key_file"))
         root = absolute_place(self.checkpoint_root) if self.checkpoint_root else ""
         folders = {
             "restore": str(self.restore or ""),
