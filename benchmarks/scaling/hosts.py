@@ -22,7 +22,7 @@ from benchmarks.harness.network import Network, addresses
 from benchmarks.scaling.worker import enter, forking
 from benchmarks.stalls.scene import Watched
 from stratagem_deploy import LocalCluster
-from stratagem_proto.wire.transport import AUTO, TCP
+from stratagem_proto.wire.channel import AUTO, TCP
 from stratagem_psserver import cli as psserver
 from stratagem_psserver import server as loaded
 

@@ -18,7 +18,7 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
 from stratagem_proto.v1.status_pb2 import LostClient
-from stratagem_proto.wire.transport import AUTO
+from stratagem_proto.wire.channel import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.cluster import KnownCluster
 from stratagem_psserver.consistency.barriers import Barriers, InputOrders

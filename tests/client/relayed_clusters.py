@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from stratagem_proto.wire.transport import GRPC, TCP
+from stratagem_proto.wire.channel import GRPC, TCP
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster

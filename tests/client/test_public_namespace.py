@@ -15,7 +15,7 @@ import pytest
 
 import stratagem
 from stratagem_deploy.processes.process import import_path
-from stratagem_proto.wire.status_codes import STATUS_CODES
+from stratagem_proto.wire.status import STATUS_CODES
 
 
 def test_the_namespace_is_what_it_says() -> None:

@@ -18,7 +18,7 @@ from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
 from stratagem_proto.v1.tensor_pb2 import Frame
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
-from stratagem_proto.wire.call_error import CallError
+from stratagem_proto.wire.status import CallError
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.environment import Compute, Environment
 from stratagem_psserver.exactly_once.session import Session

@@ -20,8 +20,7 @@ from stratagem_proto.sockets.frames import (
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.tensor_pb2 import EncodingKind, TensorSpec
 from stratagem_proto.wire import encodings, frames, placed
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import Frame
+from stratagem_proto.wire.frames import Frame, split
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 from tests.fuzzing.target import MOST_BYTES, Target
 

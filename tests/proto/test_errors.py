@@ -12,7 +12,7 @@ from stratagem_proto import errors
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 from stratagem_proto.wire import status
-from stratagem_proto.wire.status_codes import STATUS_CODES
+from stratagem_proto.wire.status import STATUS_CODES
 
 
 def tree(root: type[StratagemError] = StratagemError) -> Iterator[type[StratagemError]]:

@@ -23,7 +23,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesRequest,
 )
-from stratagem_proto.wire import codec, frames, segment, tensors
+from stratagem_proto.wire import frames, segment, tensors
 from stratagem_proto.wire.frames import ChunkView, Frame
 
 HEADERS_AND_MESSAGES = [
@@ -61,7 +61,7 @@ def tensor_of(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
 def receive(stream: list[bytes]) -> list[torch.Tensor]:
     decoded = [frames.decode_frame(data, pb.UpdateHeader) for data in stream]
     assert decoded[0].header is not None
-    assembler = codec.Assembler(decoded[0].header.tensors)
+    assembler = frames.Assembler(decoded[0].header.tensors)
     for frame in decoded:
         assembler.add(frame.chunks)
     return assembler.finish()
@@ -74,7 +74,7 @@ def test_tensors_of_every_dtype_arrive_as_they_were_sent(
 ) -> None:
     sent = [tensor_of(dtype, shape) for shape in some_shapes]
     header = pb.UpdateHeader(tensors=[tensors.spec_of(tensor) for tensor in sent])
-    stream = [frames.encode_frame(f) for f in codec.split(header, sent, chunk_bytes)]
+    stream = [frames.encode_frame(f) for f in frames.split(header, sent, chunk_bytes)]
     received = receive(stream)
     assert [t.dtype for t in received] == [t.dtype for t in sent]
     assert all(torch.equal(a, b) for a, b in zip(received, sent, strict=True))
@@ -128,13 +128,13 @@ def test_fields_of_a_later_release_are_skipped() -> None:
     ],
 )
 def test_a_misplaced_chunk_is_named(chunk: ChunkView, complaint: str) -> None:
-    assembler = codec.Assembler([tensors.spec_of(torch.zeros(2))])
+    assembler = frames.Assembler([tensors.spec_of(torch.zeros(2))])
     with pytest.raises(MalformedStreamError, match=complaint):
         assembler.add([chunk])
 
 
 def test_a_truncated_stream_says_how_far_it_came() -> None:
-    assembler = codec.Assembler([tensors.spec_of(torch.zeros(2))])
+    assembler = frames.Assembler([tensors.spec_of(torch.zeros(2))])
     assembler.add([ChunkView(0, 0, memoryview(b"1234"))])
     with pytest.raises(MalformedStreamError, match="4 of 8 bytes of tensor 0"):
         assembler.finish()
@@ -142,7 +142,7 @@ def test_a_truncated_stream_says_how_far_it_came() -> None:
 
 def test_bytes_can_be_received_in_place() -> None:
     destination = torch.zeros(2, dtype=torch.int32)
-    assembler = codec.Assembler([tensors.spec_of(destination)], [destination])
+    assembler = frames.Assembler([tensors.spec_of(destination)], [destination])
     assembler.add([ChunkView(0, 0, tensors.as_bytes(torch.tensor([5, 6]).int()))])
     assert destination.tolist() == [5, 6]
 
@@ -155,7 +155,7 @@ def test_a_view_of_conjugated_numbers_is_resolved() -> None:
 def test_small_tensors_share_a_frame_and_large_ones_are_split() -> None:
     sent = [torch.zeros(10), torch.zeros(10), torch.zeros(1000)]
     header = pb.UpdateHeader(tensors=[tensors.spec_of(tensor) for tensor in sent])
-    sizes = [len(frame.chunks) for frame in codec.split(header, sent, 1024)]
+    sizes = [len(frame.chunks) for frame in frames.split(header, sent, 1024)]
     assert sizes == [2, 1, 1, 1, 1]
 
 
@@ -189,9 +189,9 @@ def test_a_tensor_without_a_wire_type_is_refused() -> None:
 def test_tensors_of_one_message_are_taken_out_of_it(dtype: torch.dtype, elements: int) -> None:
     sent = [tensor_of(torch.bool, [3, 1]), tensor_of(dtype, [elements])]
     header = pb.UpdateHeader(tensors=map(tensors.spec_of, sent))
-    (frame,) = codec.split(header, sent, 8 << 20)
+    (frame,) = frames.split(header, sent, 8 << 20)
     chunks = frames.decode_frame(frames.encode_frame(frame), pb.UpdateHeader).chunks
-    taken = codec.whole(list(header.tensors), chunks)
+    taken = frames.whole(list(header.tensors), chunks)
     assert taken is not None
     for one, other in zip(taken, sent, strict=True):
         assert one.dtype == other.dtype
@@ -201,7 +201,7 @@ def test_tensors_of_one_message_are_taken_out_of_it(dtype: torch.dtype, elements
 def test_a_large_tensor_stays_where_its_message_is() -> None:
     sent = torch.arange(300_000.0)
     message = memoryview(bytearray(b"?") + tensors.as_bytes(sent))[1:]
-    (taken,) = codec.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [sent]
+    (taken,) = frames.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [sent]
     message[:4] = tensors.as_bytes(torch.tensor(7.0))
     assert taken[0] == 7
 
@@ -210,4 +210,4 @@ def test_a_tensor_that_has_not_come_in_one_chunk_is_not_whole() -> None:
     sent = torch.zeros(3)
     data = tensors.as_bytes(sent)
     for chunks in ([], [ChunkView(0, 0, data[:8])], [ChunkView(1, 0, data)]):
-        assert codec.whole([tensors.spec_of(sent)], chunks) is None
+        assert frames.whole([tensors.spec_of(sent)], chunks) is None

@@ -9,9 +9,8 @@ import grpc
 import pytest
 
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer
+from stratagem_proto.wire.asking import Answer, begin_status
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.server_status import begin_status
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 

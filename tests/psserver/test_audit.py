@@ -28,7 +28,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
+from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.moves.servers import movable

@@ -40,8 +40,8 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
-from stratagem_proto.wire.transport import TCP, UNIX
+from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
+from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial

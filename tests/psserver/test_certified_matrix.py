@@ -26,7 +26,7 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
     Task,
 )
-from stratagem_proto.wire.transport import GRPC, TCP, UNIX
+from stratagem_proto.wire.channel import GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial

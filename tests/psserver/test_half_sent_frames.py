@@ -25,8 +25,7 @@ from stratagem_proto.v1.session_pb2 import (
     HeartbeatRequest,
     Task,
 )
-from stratagem_proto.wire.channel import MESSAGE_BYTES
-from stratagem_proto.wire.transport import TCP, UNIX
+from stratagem_proto.wire.channel import MESSAGE_BYTES, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

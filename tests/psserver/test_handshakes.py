@@ -23,10 +23,10 @@ from stratagem_proto.v1.session_pb2 import (
     OpenSessionResponse,
 )
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.wire.asking import SERVICE as STATUS
 from stratagem_proto.wire.asking import asking
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.proving import Proving
-from stratagem_proto.wire.server_status import SERVICE as STATUS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

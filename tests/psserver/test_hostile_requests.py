@@ -31,8 +31,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesResponse,
 )
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import Frame, encode_frame, encode_header
+from stratagem_proto.wire.frames import Frame, encode_frame, encode_header, split
 from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

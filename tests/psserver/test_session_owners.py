@@ -19,8 +19,7 @@ from stratagem_proto.v1 import (
     parameter_server_service_pb2,
     succession_pb2,
 )
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.frames import encode_frame, split
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, RawClient

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.wire.codec import Assembler
-from stratagem_proto.wire.frames import decode_frame
+from stratagem_proto.wire.frames import Assembler, decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

@@ -14,8 +14,8 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, AssignHeader, Assignment
+from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

@@ -38,12 +38,11 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
+from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.asking import asking
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.codec import Assembler, split
-from stratagem_proto.wire.frames import Header, decode_frame, encode_frame
+from stratagem_proto.wire.frames import Assembler, Header, decode_frame, encode_frame, split
 from stratagem_proto.wire.proving import prove_now
-from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
 

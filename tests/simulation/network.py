@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.call_error import CallError
+from stratagem_proto.wire.status import CallError
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.shared_segment import SharedSegment
 from tests.simulation.world import World

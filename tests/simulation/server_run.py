@@ -14,9 +14,8 @@ import grpc
 
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.segment import Segment
-from stratagem_proto.wire.status import detail_of
+from stratagem_proto.wire.status import CallError, detail_of
 from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.environment import Compute, Environment
 from stratagem_psserver.persistence.persistence import Persistence

@@ -35,8 +35,7 @@ from stratagem_proto.errors import (
     WorkerFunctionError,
 )
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.wire.status import from_record, to_record
-from stratagem_proto.wire.status_codes import STATUS_CODES
+from stratagem_proto.wire.status import STATUS_CODES, from_record, to_record
 
 BUILTINS: dict[str, type[Exception]] = {
     name: cls

@@ -45,10 +45,15 @@ from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.v1.worker_pb2 import Runtime
-from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines, Expected
+from stratagem_proto.wire.channel import (
+    GRPC,
+    PATIENT_SECONDS,
+    Deadlines,
+    Expected,
+    transport_from_environment,
+)
 from stratagem_proto.wire.payloads import Pieces, split
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import GRPC, transport_from_environment
 
 Show = Callable[[str, str], None]
 """Takes "stdout", "stderr" or the name of a level of the log, and a text."""

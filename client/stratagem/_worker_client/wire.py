@@ -25,10 +25,10 @@ from stratagem_proto.sockets.client import Endpoint, SocketLink, broken, require
 from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.sockets.streams import Piece
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.wire.call_error import CallError
 from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
 from stratagem_proto.wire.proving import CHALLENGE, Proving
+from stratagem_proto.wire.status import CallError
 
 
 class ClosureAnswer(NamedTuple):

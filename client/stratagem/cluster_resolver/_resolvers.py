@@ -501,8 +501,8 @@ def _status(address: str, token: str) -> GetStatusResponse:
     # Late: few programs ask, and nothing else here needs the wire.
     import grpc
 
+    from stratagem_proto.wire.asking import begin_status
     from stratagem_proto.wire.channel import Deadlines, open_channel
-    from stratagem_proto.wire.server_status import begin_status
     from stratagem_proto.wire.status import from_rpc_error
 
     with open_channel(address) as channel:

@@ -9,9 +9,8 @@ import grpc
 
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer
+from stratagem_proto.wire.asking import Answer, begin_status
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.server_status import begin_status
 
 
 def replica_standings(

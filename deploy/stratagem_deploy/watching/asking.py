@@ -17,9 +17,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer
+from stratagem_proto.wire.asking import Answer, begin_status
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
 
 _OTHER_PORT = " This is probably its port for health checks; give the main one, that of --bind"

@@ -28,7 +28,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphOutput,
     GraphProgram,
 )
-from stratagem_proto.wire.codec import copy_bytes
+from stratagem_proto.wire.frames import copy_bytes
 from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, spec_of, spec_of_kind
 
 MAX_NODES = 10_000

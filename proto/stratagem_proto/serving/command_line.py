@@ -28,7 +28,7 @@ from stratagem_proto.secret_files import TOKEN_FILE, is_readable_by_others
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.process import raise_limit
 from stratagem_proto.serving.settings import LAST_PORT, check_address
-from stratagem_proto.wire.transport import AUTO, TRANSPORTS, check_transport
+from stratagem_proto.wire.channel import AUTO, TRANSPORTS, check_transport
 
 if TYPE_CHECKING:
     from stratagem_proto.serving.server import RpcServer

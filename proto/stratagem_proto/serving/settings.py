@@ -15,7 +15,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name, check_token
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.server.listener import cannot_listen
-from stratagem_proto.wire.transport import check_transport, transport_from_environment
+from stratagem_proto.wire.channel import check_transport, transport_from_environment
 
 if TYPE_CHECKING:
     from stratagem_proto.certificates.folder import CertificateFolder

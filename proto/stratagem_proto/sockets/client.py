@@ -40,10 +40,9 @@ from stratagem_proto.sockets.streams import (
 )
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.call_error import CallError
-from stratagem_proto.wire.channel import ANY_SERVER, STALL_SECONDS, Expected
+from stratagem_proto.wire.channel import ANY_SERVER, AUTO, STALL_SECONDS, TCP, UNIX, Expected
 from stratagem_proto.wire.segment import Segment, create
-from stratagem_proto.wire.transport import AUTO, TCP, UNIX
+from stratagem_proto.wire.status import CallError
 
 if TYPE_CHECKING:
     from stratagem_proto.certificates.folder import CertificateFolder

@@ -1,7 +1,10 @@
-"""The options of gRPC's channels and servers, and the deadlines of calls."""
+"""Channels of gRPC: their options, the transports that take their place, and deadlines of calls."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -11,10 +14,52 @@ import grpc.experimental
 
 from stratagem_proto.certificates.identity import server_name
 from stratagem_proto.certificates.presented import presented
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES, PING_SECONDS
 
 if TYPE_CHECKING:
     from stratagem_proto.certificates.folder import CertificateFolder
+
+
+VARIABLE = "STRATAGEM_TRANSPORT"
+
+AUTO = "auto"
+UNIX = "unix"
+TCP = "tcp"
+GRPC = "grpc"
+
+
+_MEANINGS = {
+    AUTO: "the best that both ends have",
+    UNIX: "Unix sockets without shared memory",
+    TCP: "TCP sockets",
+    GRPC: "gRPC alone",
+}
+TRANSPORTS = tuple(_MEANINGS)
+"""What the setting may be."""
+
+
+def check_transport(transport: str) -> None:
+    """Check that a transport is "auto", "unix", "tcp" or "grpc".
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if transport not in _MEANINGS:
+        known = ", ".join(f"{name!r} for {what}" for name, what in _MEANINGS.items())
+        raise InvalidArgumentError(f"{transport!r} is not a transport; give {known}")
+
+
+def transport_from_environment() -> str:
+    """Return the transport that `STRATAGEM_TRANSPORT` names, by default "auto".
+
+    Raises:
+        InvalidArgumentError: The variable does not name a transport.
+    """
+    transport = os.environ.get(VARIABLE, AUTO)
+    check_transport(transport)
+    return transport
+
 
 Options: TypeAlias = Sequence[tuple[str, int | str]]
 """Options of gRPC, by their names."""
@@ -191,3 +236,71 @@ def _meant(options: Options, expected: Expected, shown: CertificateFolder) -> Op
     changed[_ATTEMPT] = max(int(changed[_ATTEMPT]), _ENCRYPTED_ATTEMPT_MS)
     changed["grpc.ssl_target_name_override"] = server_name(cluster, *expected)
     return [*changed.items()]
+
+
+# Calls on the channel of former certificates have ended by then.
+_RETIREMENT_SECONDS = 600.0
+
+
+class LastingChannel:
+    """Channels to one server, each with the certificates of its time. Thread-safe.
+
+    A channel of gRPC keeps its certificate for all handshakes to come, after it has expired, too.
+    """
+
+    def __init__(self, address: str, expected: Expected = ANY_SERVER) -> None:
+        """Open nothing yet.
+
+        Args:
+            address: The "host:port" of the server.
+            expected: Who has to be there.
+        """
+        self._address, self._expected = address, expected
+        self._channel: grpc.Channel | None = None
+        self._shown: object = None
+        self._retired: list[tuple[float, grpc.Channel]] = []
+        self._closed = False
+        self._changing = threading.Lock()
+
+    def get(self) -> grpc.Channel:
+        """Return the channel for calls that begin now.
+
+        Raises:
+            ValueError: It is closed.
+        """
+        channel = self._channel
+        if channel is not None and (self._shown is None or self._shown is _certificates()):
+            return channel
+        return self._renewed()
+
+    def _renewed(self) -> grpc.Channel:
+        with self._changing:
+            if self._closed:
+                raise ValueError("the channel is closed")
+            certificates = _certificates()
+            if self._channel is None or self._shown is not certificates:
+                self._retire(time.monotonic())
+                self._shown = certificates
+                self._channel = open_channel(self._address, CHANNEL_OPTIONS, self._expected)
+            return self._channel
+
+    def _retire(self, now: float) -> None:
+        """Keep the channel for the calls on it; close those whose calls have ended long ago."""
+        if self._channel is not None:
+            self._retired.append((now, self._channel))
+        while self._retired and self._retired[0][0] < now - _RETIREMENT_SECONDS:
+            self._retired.pop(0)[1].close()
+
+    def close(self) -> None:
+        """End all calls; none can be begun any more."""
+        with self._changing:
+            self._closed = True
+            for _, channel in self._retired:
+                channel.close()
+            if self._channel is not None:
+                self._channel.close()
+
+
+def _certificates() -> object:
+    folder = presented()
+    return folder.current() if folder is not None else None

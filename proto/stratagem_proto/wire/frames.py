@@ -7,17 +7,107 @@ test checks that the bytes are those of protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import torch
 from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1 import tensor_pb2
-from stratagem_proto.v1.tensor_pb2 import Place
-from stratagem_proto.wire.fields import BYTES, FIRST_TAG, bytes_of, fields_of, read_value, varint
+from stratagem_proto.v1.tensor_pb2 import Place, TensorSpec
 from stratagem_proto.wire.segment import Segment
+from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, nbytes_of
+
+FIRST_TAG = b"\x0a"
+"""What a message begins with whose first field has number 1, and bytes or a message."""
+
+_VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def first_field(data: bytes | memoryview) -> memoryview | None:
+    """Return the bytes of the first field of a message; None if it does not begin with field 1.
+
+    Only the beginning is looked at, however long the message is.
+    """
+    view = memoryview(data)
+    if view[:1] != FIRST_TAG:
+        return None
+    try:
+        return bytes_of(read_value(view, 1, BYTES)[0])
+    except (DecodeError, IndexError):
+        return None
+
+
+def bytes_of(value: int | memoryview) -> memoryview:
+    """Return the value of a field that has bytes.
+
+    Raises:
+        DecodeError: It has a number.
+    """
+    if isinstance(value, int):
+        raise DecodeError("a field has a number instead of bytes")
+    return value
+
+
+def fields_of(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the field numbers and values of an encoded message, in its order."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        value, position = read_value(data, position, tag & 7)
+        yield tag >> 3, value
+
+
+def read_value(data: memoryview, position: int, wire_type: int) -> tuple[int | memoryview, int]:
+    """Return the value of a field that begins at a position, and where it ends.
+
+    Raises:
+        DecodeError: There is none.
+        IndexError: It is cut short.
+    """
+    if wire_type == _VARINT:
+        return _read_varint(data, position)
+    if wire_type == BYTES:
+        size, position = _read_varint(data, position)
+    elif wire_type in (_FIXED32, _FIXED64):
+        size = 4 if wire_type == _FIXED32 else 8
+    else:
+        raise DecodeError(f"unknown wire type {wire_type}")
+    end = position + size
+    if end > len(data):
+        raise DecodeError("a field is cut short")
+    value = data[position:end]
+    return value if wire_type == BYTES else int.from_bytes(value, "little"), end
+
+
+def varint(value: int) -> bytes:
+    """Return an encoded number."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise DecodeError("a number has more than 64 bits")
+
 
 Header = TypeVar("Header", bound=Message)
 
@@ -193,3 +283,153 @@ def _seen(place: Place, segment: Segment | None) -> memoryview:
     if segment is None:
         raise MalformedStreamError("a chunk names a place in shared memory, and its call has none")
     return segment.view(place.start, place.nbytes)
+
+
+# Larger copies let other threads run meanwhile.
+_LARGE = 256 << 10
+
+
+def split(
+    header: Header, tensors: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Frame[Header]]:
+    """Yield the frames that carry a header and tensors.
+
+    Small tensors share a frame and large ones are split, so that no frame carries more than
+    `chunk_bytes` of tensor data. The tensors are read lazily: they must not change before the
+    stream ends.
+    """
+    frame, room = Frame(header), chunk_bytes
+    for chunk in _chunks(tensors, chunk_bytes):
+        if len(chunk.data) > room:
+            yield frame
+            frame, room = Frame(), chunk_bytes
+        frame.chunks.append(chunk)
+        room -= len(chunk.data)
+    yield frame
+
+
+def _chunks(tensors: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[ChunkView]:
+    for index, tensor in enumerate(tensors):
+        data = as_bytes(tensor)
+        for offset in range(0, len(data), chunk_bytes):
+            yield ChunkView(index, offset, data[offset : offset + chunk_bytes])
+
+
+class Assembler:
+    """Puts the chunks of one stream together into tensors.
+
+    Pass each frame's chunks to `add` in the order of their arrival, then call `finish`. The
+    constructor takes memory for all tensors: check `tensors.total_nbytes(specs)` against a budget
+    before.
+    """
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], into: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Prepare to receive the described tensors.
+
+        Args:
+            specs: Descriptions from the stream's header.
+            into: Contiguous CPU tensors of those descriptions, into which the bytes are copied; by
+                default new ones.
+        """
+        self._sizes = [nbytes_of(spec) for spec in specs]
+        self._tensors = [allocate(spec) for spec in specs] if into is None else into
+        self._views = [as_bytes(tensor) for tensor in self._tensors]
+        self._filled = [0] * len(self._sizes)
+
+    def add(self, chunks: Sequence[ChunkView]) -> None:
+        """Copy chunks to their places.
+
+        Raises:
+            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps an earlier
+                one, or exceeds the tensor.
+        """
+        for tensor, offset, data, _ in chunks:
+            end = self._check(tensor, offset, len(data))
+            copy_bytes(self._views[tensor][offset:end], data)
+            self._filled[tensor] = end
+
+    def _check(self, tensor: int, offset: int, size: int) -> int:
+        if tensor >= len(self._sizes):
+            raise MalformedStreamError(f"a chunk is for tensor {tensor} of {len(self._sizes)}")
+        if offset != self._filled[tensor]:
+            raise MalformedStreamError(
+                f"a chunk of tensor {tensor} starts at byte {offset}; "
+                f"byte {self._filled[tensor]} comes next"
+            )
+        if offset + size > self._sizes[tensor]:
+            raise MalformedStreamError(
+                f"a chunk of tensor {tensor} ends at byte {offset + size}; "
+                f"the tensor has {self._sizes[tensor]}"
+            )
+        return offset + size
+
+    def finish(self) -> list[torch.Tensor]:
+        """Return the tensors, whose bytes must all have arrived.
+
+        Raises:
+            MalformedStreamError: A tensor is incomplete; the error names the first one.
+        """
+        pairs = zip(self._filled, self._sizes, strict=True)
+        for index, (filled, size) in enumerate(pairs):
+            if filled != size:
+                raise MalformedStreamError(
+                    f"the stream ended after {filled} of {size} bytes of tensor {index}"
+                )
+        return list(self._tensors)
+
+
+def whole(specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]) -> list[torch.Tensor] | None:
+    """Return tensors if each of them has arrived in one chunk; otherwise None.
+
+    This is faster than an `Assembler`. Large tensors share the memory of their chunks, which must
+    not be used otherwise; they are not aligned, so they suit a single use.
+
+    Args:
+        specs: Descriptions from the stream's header.
+        chunks: All chunks that came with the header.
+    """
+    if len(chunks) != len(specs):
+        return None
+    tensors = []
+    for index, (spec, chunk) in enumerate(zip(specs, chunks, strict=True)):
+        if chunk.tensor != index or not _is_whole(chunk, nbytes_of(spec)):
+            return None
+        flat = _flat(chunk.data, decode_dtype(spec.dtype))
+        is_flat = len(spec.shape) == 1
+        tensors.append(flat if is_flat else flat.view(tuple(spec.shape)))
+    return tensors
+
+
+def _is_whole(chunk: ChunkView, nbytes: int) -> bool:
+    in_message = chunk.start is None and not chunk.offset
+    return in_message and 0 < nbytes == len(chunk.data)
+
+
+def _flat(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    if len(data) < _LARGE:
+        return torch.frombuffer(bytearray(data), dtype=dtype)
+    return torch.from_numpy(np.asarray(_Writable(data))).view(dtype)
+
+
+class _Writable:
+    """The bytes of a message as writable memory for numpy.
+
+    torch warns about read-only memory, and copying each gradient would slow pushes down.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        seen = np.frombuffer(data, np.uint8)
+        start, _ = seen.__array_interface__["data"]
+        self.__array_interface__ = {**seen.__array_interface__, "data": (start, False)}
+        self._seen = seen
+
+
+def copy_bytes(to: memoryview, data: memoryview) -> None:
+    """Copy bytes to memory of the same size."""
+    if len(data) < _LARGE:
+        to[:] = data
+    else:
+        # numpy releases the interpreter's lock meanwhile.
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(data, np.uint8))

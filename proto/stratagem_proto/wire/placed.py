@@ -11,11 +11,11 @@ import torch
 from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.v1 import tensor_pb2
+from stratagem_proto.v1.parameter_server_pb2 import ReadContents, ReadValue
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
-from stratagem_proto.wire.codec import copy_bytes, split
-from stratagem_proto.wire.frames import ChunkView, Frame, Header, encode_header
+from stratagem_proto.wire.frames import ChunkView, Frame, Header, copy_bytes, encode_header, split
 from stratagem_proto.wire.segment import MOST_KEPT_KINDS, Kind, Segment, starts
-from stratagem_proto.wire.tensors import decode_dtype
+from stratagem_proto.wire.tensors import decode_dtype, spec_of_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,3 +199,18 @@ def found(layout: SegmentLayout, chunks: memoryview, segment: Segment) -> list[t
         tensor if tensor.is_floating_point() else tensor.clone()
         for tensor in segment.tensors(layout.kinds)
     ]
+
+
+def all_of(layout: SegmentLayout) -> bytes:
+    """Return the encoded `ReadContents` of an answer with all selected values, none encoded."""
+    is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
+    return (_kept_all if is_kept else _all)(layout)
+
+
+def _all(layout: SegmentLayout) -> bytes:
+    values = [ReadValue(tensor=number) for number, _ in enumerate(layout.kinds)]
+    tensors = [spec_of_kind(*kind) for kind in layout.kinds]
+    return ReadContents(values=values, tensors=tensors).SerializeToString()
+
+
+_kept_all = lru_cache(maxsize=256)(_all)

@@ -17,7 +17,7 @@ from stratagem_proto.proofs import drawn_nonce, proof_of_client, proof_of_server
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.handshake_pb2 import DESCRIPTOR, ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
-from stratagem_proto.wire.call_error import CallError
+from stratagem_proto.wire.status import CallError
 
 _SERVICE = DESCRIPTOR.services_by_name["HandshakeService"].full_name
 CHALLENGE = f"/{_SERVICE}/Challenge"

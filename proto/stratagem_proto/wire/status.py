@@ -4,20 +4,138 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc import StatusCode
 
 from stratagem_proto.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    AttachmentError,
+    CancelledError,
+    ClosureInputError,
+    ContextError,
+    DataLossError,
+    DeadlineExceededError,
+    DuplicateTaskError,
+    FailedPreconditionError,
+    ForkedProcessError,
     InternalError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidTypeError,
+    MalformedStreamError,
+    NonFiniteGradientError,
+    NotFoundError,
     NotPrimaryError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ProtocolVersionError,
+    PSUnavailableError,
     ResourceExhaustedError,
+    RowIndexError,
+    SessionLostError,
+    StoreError,
     StratagemError,
+    SupersededError,
+    UnauthenticatedError,
     UnavailableError,
+    UnbatchedInputError,
+    UnfinishedStepError,
+    UnimplementedError,
+    UnstagedContributionError,
+    UpdateFunctionError,
+    VariableNotFoundError,
+    WorkerFunctionError,
+    WorkerLostError,
 )
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
-from stratagem_proto.wire.failed_handshakes import failed_handshake, hinted
-from stratagem_proto.wire.status_codes import CLASSES_BY_CODE, CLASSES_BY_NAME, STATUS_CODES
+
+# A status without a detail becomes the first class of its code.
+STATUS_CODES: dict[type[StratagemError], StatusCode] = {
+    InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
+    InvalidNameError: StatusCode.INVALID_ARGUMENT,
+    RowIndexError: StatusCode.INVALID_ARGUMENT,
+    MalformedStreamError: StatusCode.INVALID_ARGUMENT,
+    UpdateFunctionError: StatusCode.INVALID_ARGUMENT,
+    NonFiniteGradientError: StatusCode.INVALID_ARGUMENT,
+    UnbatchedInputError: StatusCode.INVALID_ARGUMENT,
+    InvalidTypeError: StatusCode.INVALID_ARGUMENT,
+    NotFoundError: StatusCode.NOT_FOUND,
+    VariableNotFoundError: StatusCode.NOT_FOUND,
+    AlreadyExistsError: StatusCode.ALREADY_EXISTS,
+    DuplicateTaskError: StatusCode.ALREADY_EXISTS,
+    FailedPreconditionError: StatusCode.FAILED_PRECONDITION,
+    ContextError: StatusCode.FAILED_PRECONDITION,
+    AttachmentError: StatusCode.FAILED_PRECONDITION,
+    UnstagedContributionError: StatusCode.FAILED_PRECONDITION,
+    SessionLostError: StatusCode.FAILED_PRECONDITION,
+    SupersededError: StatusCode.FAILED_PRECONDITION,
+    ProtocolVersionError: StatusCode.FAILED_PRECONDITION,
+    ForkedProcessError: StatusCode.FAILED_PRECONDITION,
+    ClosureInputError: StatusCode.FAILED_PRECONDITION,
+    StoreError: StatusCode.FAILED_PRECONDITION,
+    OutOfRangeError: StatusCode.OUT_OF_RANGE,
+    UnimplementedError: StatusCode.UNIMPLEMENTED,
+    UnauthenticatedError: StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: StatusCode.PERMISSION_DENIED,
+    ResourceExhaustedError: StatusCode.RESOURCE_EXHAUSTED,
+    AbortedError: StatusCode.ABORTED,
+    UnfinishedStepError: StatusCode.ABORTED,
+    WorkerFunctionError: StatusCode.ABORTED,
+    CancelledError: StatusCode.CANCELLED,
+    DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
+    UnavailableError: StatusCode.UNAVAILABLE,
+    NotPrimaryError: StatusCode.UNAVAILABLE,
+    PSUnavailableError: StatusCode.UNAVAILABLE,
+    WorkerLostError: StatusCode.UNAVAILABLE,
+    DataLossError: StatusCode.DATA_LOSS,
+    InternalError: StatusCode.INTERNAL,
+    # An error without a class of its own, for instance of gRPC.
+    StratagemError: StatusCode.UNKNOWN,
+}
+
+CLASSES_BY_NAME = {cls.__name__: cls for cls in STATUS_CODES}
+CLASSES_BY_CODE = {code: cls for cls, code in reversed(STATUS_CODES.items())}
+
+
+# What gRPC and its library for TLS say, and what it means to the client. Nothing of it changes by
+# itself.
+_MEANINGS = {
+    "Hostname Verification Check failed": "what answers there shows the certificate of another "
+    "task or cluster; check its address, and its certificate by `stratagem certs show`",
+    "CERTIFICATE_VERIFY_FAILED": "what answers there shows a certificate that is not valid now, or "
+    "that no authority in ca.crt of this process has signed; check both ends by `stratagem certs "
+    "show`",
+    "WRONG_VERSION_NUMBER": "what answers there does not encrypt, and this process shows "
+    "certificates; start the server with --tls, or leave STRATAGEM_TLS out",
+}
+
+# A server tells nobody why it refuses a certificate, or who shows none.
+_HUNG_UP = "failed to connect to all addresses", "Socket closed"
+_HINT = (
+    "; if the server has certificates (--tls), it hangs up on whoever shows none or one that its "
+    "authority has not signed: check STRATAGEM_TLS of this process"
+)
+
+
+def failed_handshake(details: str) -> str:
+    """Return what is wrong with the certificates of a connection; "" if nothing is, as far known.
+
+    Args:
+        details: What gRPC says of the connection that has failed.
+    """
+    found = (meaning for words, meaning in _MEANINGS.items() if words in details)
+    return next(found, "")
+
+
+def hinted(details: str) -> str:
+    """Return what gRPC says of a connection, with a hint where a certificate may be the reason."""
+    hint = _HINT if all(words in details for words in _HUNG_UP) else ""
+    return details + hint
+
 
 DETAIL_KEY = "stratagem-error-bin"
 _CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
@@ -142,3 +260,25 @@ def translated(peer: str, method: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error, peer, method) from error
+
+
+class CallError(grpc.RpcError):
+    """A call that failed; it has the methods of gRPC's errors."""
+
+    def __init__(self, status: RecordedStatus) -> None:
+        super().__init__(status.message)
+        self._status = status
+
+    @classmethod
+    def of(cls, error: StratagemError) -> CallError:
+        """Return a call that the caller itself ends by an error."""
+        return cls(to_record(error))
+
+    def code(self) -> grpc.StatusCode:
+        return code_of(self._status)
+
+    def details(self) -> str:
+        return self._status.message
+
+    def trailing_metadata(self) -> Any:
+        return trailers(self._status)

@@ -16,7 +16,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.rpc_boundary import is_over
-from stratagem_proto.wire.codec import Assembler, whole
+from stratagem_proto.wire.frames import Assembler, whole
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.session import Session

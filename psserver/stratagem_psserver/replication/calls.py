@@ -18,6 +18,7 @@ from stratagem_proto.v1.replication_pb2 import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.asking import Question
 from stratagem_proto.wire.channel import (
     ASKING_CHANNEL_OPTIONS,
@@ -27,7 +28,6 @@ from stratagem_proto.wire.channel import (
     open_aio_channel,
 )
 from stratagem_proto.wire.proving import prove
-from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.settings import ServerSettings
 

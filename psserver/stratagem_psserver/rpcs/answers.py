@@ -16,8 +16,7 @@ from google.protobuf.message import Message
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.frames import encode_frame, split
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.environment import TENSOR_BYTES

@@ -15,8 +15,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     ReadValue,
     Selection,
 )
-from stratagem_proto.wire.contents import all_of
-from stratagem_proto.wire.placed import SegmentLayout, layout_of
+from stratagem_proto.wire.placed import SegmentLayout, all_of, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import (
     Selected,

@@ -15,8 +15,8 @@ import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem._ps_client.connections import session
 from stratagem_proto.proofs import credential_of
+from stratagem_proto.wire.asking import begin_status
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.server_status import begin_status
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster

@@ -10,7 +10,7 @@ import pytest
 
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.serving.process import LoopThread
-from stratagem_proto.wire.transport import TCP, UNIX
+from stratagem_proto.wire.channel import TCP, UNIX
 from tests.certified import certified
 from tests.client.servers.echo import ENCRYPTED, Served
 

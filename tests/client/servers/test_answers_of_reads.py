@@ -15,8 +15,7 @@ from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT32
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.frames import encode_frame, split
 from stratagem_proto.wire.tensors import spec_of
 
 SENT = [torch.full((2,), 1.0), torch.full((2,), 2.0), torch.full((3,), 3.0)]

@@ -16,7 +16,7 @@ from stratagem_proto.certificates.folder import shown_certificate
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import UnauthenticatedError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial

@@ -22,8 +22,7 @@ from stratagem_proto.sockets.client import TcpEndpoint, broken
 from stratagem_proto.sockets.server import listener
 from stratagem_proto.sockets.server.listener import NO_PORT
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, Deadlines
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of

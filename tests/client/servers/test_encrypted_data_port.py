@@ -27,9 +27,8 @@ from stratagem_proto.sockets.client import SocketLink, TcpEndpoint, require_ok
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.sockets.server import peer
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, FrameSockets, HeartbeatRequest
-from stratagem_proto.wire.channel import Expected
+from stratagem_proto.wire.channel import AUTO, TCP, UNIX, VARIABLE, Expected
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import AUTO, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.certified import Certified, certified, serial

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stratagem import Variable
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.exactly_once.session import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

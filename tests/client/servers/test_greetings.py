@@ -24,7 +24,7 @@ from stratagem_proto.sockets.server import listener, peer
 from stratagem_proto.sockets.streams import Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.transport import GRPC
+from stratagem_proto.wire.channel import GRPC
 from tests.client.servers.echo import SESSION, Served
 from tests.waiting import eventually
 

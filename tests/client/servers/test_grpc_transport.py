@@ -9,7 +9,7 @@ import pytest
 
 from stratagem._ps_client.transports.call import Call
 from stratagem._ps_client.transports.grpc_transport import GrpcTransport
-from stratagem_proto.wire import lasting_channel
+from stratagem_proto.wire import channel
 from stratagem_proto.wire.channel import Expected, open_channel
 
 
@@ -33,7 +33,7 @@ def test_threads_that_call_at_once_open_one_channel(
             other.join(0.05)
         return opened[0]
 
-    monkeypatch.setattr(lasting_channel, "open_channel", opening)
+    monkeypatch.setattr(channel, "open_channel", opening)
     transport._open()
     other.join()
     transport.close()

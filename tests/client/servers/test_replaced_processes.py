@@ -18,7 +18,7 @@ from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import SupersededError
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse

@@ -27,9 +27,9 @@ from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, AssignHeader, Assignment
 from stratagem_proto.wire import segment
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of

@@ -20,8 +20,8 @@ from stratagem_proto.sockets.server import listener
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.parameter_server_pb2 import ReadRequest
 from stratagem_proto.v1.variable_requests_pb2 import DeleteVariablesRequest
+from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from tests.client.connections import IDENTITY, connected
 from tests.conftest import TOKEN

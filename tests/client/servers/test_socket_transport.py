@@ -18,7 +18,7 @@ from stratagem._ps_client.transports import socket_transport
 from stratagem_proto.sockets import client as socket_client
 from stratagem_proto.sockets.client import SocketLink
 from stratagem_proto.sockets.frames import FrameKind
-from stratagem_proto.wire.transport import UNIX
+from stratagem_proto.wire.channel import UNIX
 from tests.client.servers.echo import MEBIBYTE, Served
 from tests.waiting import eventually
 

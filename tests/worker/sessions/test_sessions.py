@@ -30,9 +30,8 @@ from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, open_channel
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.certified import certified

@@ -14,10 +14,8 @@ import grpc
 from stratagem._core.waiting import uninterrupted
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer
-from stratagem_proto.wire.channel import Expected
-from stratagem_proto.wire.lasting_channel import LastingChannel
-from stratagem_proto.wire.server_status import begin_status
+from stratagem_proto.wire.asking import Answer, begin_status
+from stratagem_proto.wire.channel import Expected, LastingChannel
 
 # A replica that does not say so sooner is busy, stopped or cut off, and asked again.
 _SECONDS = 0.5

@@ -32,11 +32,10 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     UpdateHeader,
 )
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
-from stratagem_proto.wire.codec import Assembler
-from stratagem_proto.wire.contents import all_of
-from stratagem_proto.wire.frames import Frame, Header, decode_frame, take_header
+from stratagem_proto.wire.frames import Assembler, Frame, Header, decode_frame, take_header
 from stratagem_proto.wire.placed import (
     SegmentLayout,
+    all_of,
     announced,
     kinds_described,
     kinds_of,

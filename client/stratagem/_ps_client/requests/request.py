@@ -24,8 +24,7 @@ from stratagem_proto.v1 import (
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Reached, RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader
-from stratagem_proto.wire.codec import split
-from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.frames import encode_frame, split
 from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
 from stratagem_proto.wire.segment import Segment
 

@@ -11,8 +11,7 @@ from stratagem._core.waiting import abandonable, is_interruptible, uninterrupted
 from stratagem._ps_client.transports.call import Attempt, Call, Cancellable, Responses, Style, once
 from stratagem._ps_client.transports.handshake import Handshake
 from stratagem_proto.memory import keep_freed_memory
-from stratagem_proto.wire.channel import ANY_SERVER, Expected
-from stratagem_proto.wire.lasting_channel import LastingChannel
+from stratagem_proto.wire.channel import ANY_SERVER, Expected, LastingChannel
 
 
 class _Unsent:

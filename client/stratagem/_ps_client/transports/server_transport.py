@@ -14,8 +14,13 @@ from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import ANY_SERVER, Expected
-from stratagem_proto.wire.transport import AUTO, GRPC, transport_from_environment
+from stratagem_proto.wire.channel import (
+    ANY_SERVER,
+    AUTO,
+    GRPC,
+    Expected,
+    transport_from_environment,
+)
 
 _LOG = logging.getLogger("stratagem")
 

@@ -33,8 +33,7 @@ from stratagem_proto.sockets.server.memory import FrameMemory, Reserve, refused
 from stratagem_proto.sockets.server.peer import Peer
 from stratagem_proto.sockets.streams import SEALED_BYTES, EncryptedStream, require_some
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
-from stratagem_proto.wire.transport import AUTO, TCP, UNIX
+from stratagem_proto.wire.channel import AUTO, PATIENT_SECONDS, STALL_SECONDS, TCP, UNIX
 
 if TYPE_CHECKING:
     from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
