@@ -130,9 +130,12 @@ def visible_servers(
     """
     names = [f"/job:ps/replica:0/task:{task}" for task in range(member.num_servers)]
     if member.task_type == "ps":
-        return VisibleServers(
-            tuple(range(len(names))), dict.fromkeys(range(len(names)), _no_worker(member))
+        reason = (
+            f"{member.name} is a parameter server and runs no strategy; start it by "
+            "`stratagem ps` or `stratagem.Server`"
         )
+        servers = tuple(range(len(names)))
+        return VisibleServers(servers, dict.fromkeys(servers, reason))
     creator, own = (
         _view(*task, filters, session)
         for task in (member.creator, (member.task_type, member.task_id))
@@ -143,7 +146,12 @@ def visible_servers(
             f"the device filters {list(creator.hiding(names[0]))} hide all parameter "
             f"servers from {creator.task}, which creates variables; add '/job:ps'"
         )
-    hidden = {i: _hidden(own, i, name) for i, name in enumerate(names) if own.hiding(name)}
+    hidden = {
+        i: f"/job:ps/task:{i} is invisible to {own.task}: its device filters "
+        f"{list(by)} hide it; add '/job:ps/task:{i}' to them"
+        for i, name in enumerate(names)
+        if (by := own.hiding(name))
+    }
     if filters is None or not member.creates:
         return VisibleServers(used, hidden)
     filtered = {i: FilteredTasks(tasks=filters.hiding(name)) for i, name in enumerate(names)}
@@ -156,17 +164,3 @@ def _view(
     of_cluster = filters.of(job, index) if filters else ()
     of_session = tuple(session.device_filters) if session else ()
     return TaskView(f"/job:{job}/task:{index}", (of_cluster, of_session))
-
-
-def _hidden(view: TaskView, server: int, name: str) -> str:
-    return (
-        f"/job:ps/task:{server} is invisible to {view.task}: its device filters "
-        f"{list(view.hiding(name))} hide it; add '/job:ps/task:{server}' to them"
-    )
-
-
-def _no_worker(member: Membership) -> str:
-    return (
-        f"{member.name} is a parameter server and runs no strategy; start it by "
-        "`stratagem ps` or `stratagem.Server`"
-    )

@@ -37,9 +37,18 @@ def server_def_of(
     if isinstance(given, ServerDef):
         found = ServerDef()
         found.CopyFrom(given)
-        _name(found, job_name or given.job_name, task_index)
+        found.job_name = job_name or given.job_name
+        if not found.job_name:
+            raise InvalidArgumentError(
+                "Must specify an explicit `job_name`: the ServerDef has none"
+            )
+        found.task_index = given.task_index if task_index is None else task_index
     else:
-        found = _in_cluster(ClusterSpec(given), job_name, task_index)
+        cluster = ClusterSpec(given)
+        job = _sole(cluster.jobs, "job_name") if job_name is None else job_name
+        tasks = cluster.task_indices(job)
+        index = _sole(tasks, "task_index") if task_index is None else task_index
+        found = ServerDef(cluster=cluster.as_cluster_def(), job_name=job, task_index=index)
     found.protocol = protocol or found.protocol or _PROTOCOL
     if found.protocol != _PROTOCOL:
         raise UnimplementedError(
@@ -48,24 +57,6 @@ def server_def_of(
     if config is not None:
         found.default_session_config.MergeFrom(config)
     return found
-
-
-def _name(server: ServerDef, job_name: str, task_index: int | None) -> None:
-    if not job_name:
-        raise InvalidArgumentError("Must specify an explicit `job_name`: the ServerDef has none")
-    server.job_name = job_name
-    if task_index is not None:
-        server.task_index = task_index
-
-
-def _in_cluster(cluster: ClusterSpec, job_name: str | None, task_index: int | None) -> ServerDef:
-    job = _sole(cluster.jobs, "job_name") if job_name is None else job_name
-    tasks = cluster.task_indices(job)
-    return ServerDef(
-        cluster=cluster.as_cluster_def(),
-        job_name=job,
-        task_index=_sole(tasks, "task_index") if task_index is None else task_index,
-    )
 
 
 def _sole(choices: Sequence[_Choice], what: str) -> _Choice:
@@ -203,14 +194,11 @@ _unclosed = Unclosed(_stop)
 def _address(server: ServerDef) -> str:
     cluster = ClusterSpec(server.cluster)
     address = cluster.task_address(server.job_name, server.task_index)
-    _require_no_replicas(f"/job:{server.job_name}/task:{server.task_index}", address)
-    host, _, _ = address.rpartition(":")
-    return f"{host}:{server.port}" if server.port else address
-
-
-def _require_no_replicas(task: str, address: str) -> None:
+    task = f"/job:{server.job_name}/task:{server.task_index}"
     if len(replica_addresses(task, address)) > 1:
         raise UnimplementedError(
             f"{task} has replicas, {address}, and a server in a program has none; start each by "
             "`stratagem ps --replicas 2 --replica N`"
         )
+    host, _, _ = address.rpartition(":")
+    return f"{host}:{server.port}" if server.port else address

@@ -98,7 +98,7 @@ class _Thread(threading.local):
 
 
 class _Default:
-    """What is in charge outside of every scope; see `_default_strategy.install`."""
+    """What is in charge outside of every scope; see `_hosting/default_strategy.py`."""
 
     strategy: AnyStrategy
     replica_context: AnyReplicaContext

@@ -6,7 +6,6 @@ create, a variable asks how many copies count.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,21 +51,13 @@ class AnyStrategy(Protocol):
         axis: int | tuple[int, ...] | list[int] | None = None,
     ) -> Any: ...
 
-    def gather(self, value: Any, axis: int) -> Any: ...
-
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any: ...
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None
     ) -> Any: ...
 
     def update_config_proto(self, config_proto: ConfigProto) -> ConfigProto: ...
-
-    def state_dict(self) -> dict[str, torch.Tensor]: ...
-
-    def save(self, path: str | os.PathLike[str], wait: bool = True) -> Any: ...
 
     def _implicit_scope(self) -> AbstractContextManager[object]: ...
 

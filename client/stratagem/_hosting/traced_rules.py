@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from stratagem._core.variables import Variable
 from stratagem._gradients import GroupStep, hyperparameters_of
-from stratagem._hosting.wrapped_optimizer import Groups, State
+from stratagem._hosting.wrapped_optimizer import Groups, Rules, State
 from stratagem._tracing.lifting import Captured
 from stratagem._tracing.optimizer_rules import (
     RuledGroup,
@@ -29,7 +29,7 @@ RulesByKind: TypeAlias = Mapping[Kind, VariableRule]
 _MOST_CHECKED = 64
 
 
-class TracedRules:
+class TracedRules(Rules):
     """The rules of an optimizer of any other class, one for each kind of variable."""
 
     are_traced = True
@@ -38,9 +38,6 @@ class TracedRules:
         self._tracer = RuleTracer(optimizer)
         self._name = type(optimizer).__name__
         self._separate: set[Hashable] = set()
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        pass
 
     def check_variables(self, group: Mapping[str, Any], hosting: Hosting) -> None:
         captured = self._tracer.captured()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch._C._autograd import _profiler_enabled
@@ -54,14 +54,14 @@ State = Mapping[str, Any]
 """The state for one parameter, by torch's keys."""
 
 
-class Rules(Protocol):
-    """How the variables of one optimizer are stepped.
+class Rules:
+    """How the variables of one optimizer are stepped: each by itself, if nothing else is said.
 
     Attributes:
         are_traced: Whether that is found out by tracing.
     """
 
-    are_traced: bool
+    are_traced: bool = False
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check the hyperparameters of a param group.
@@ -87,39 +87,25 @@ class Rules(Protocol):
 
     def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:
         """Return the steps of param groups, with a group for each rule."""
+        return steps
 
     def as_tensors(self, state: State) -> Mapping[str, torch.Tensor]:
         """Return the state of a parameter, of a state dict, as it is kept."""
+        return state
 
     def as_local(self, groups: Groups, index: int, variable: Variable, state: State) -> State:
         """Return the state of a variable of a group as the optimizer has it locally."""
+        return state
 
 
-class ListedRule:
+class ListedRule(Rules):
     """The rule of a class that servers know by name."""
-
-    are_traced = False
 
     def __init__(self, rule: OptimizerRule) -> None:
         self._rule = rule
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         require_honoured(self._rule, values_of(self._rule, group))
-
-    def check_variables(self, group: Mapping[str, Any], hosting: Hosting) -> None:
-        pass
-
-    def check_together(self, groups: Groups) -> None:
-        pass
-
-    def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:
-        return steps
-
-    def as_tensors(self, state: State) -> Mapping[str, torch.Tensor]:
-        return state
-
-    def as_local(self, groups: Groups, index: int, variable: Variable, state: State) -> State:
-        return state
 
 
 def refused(name: str) -> FailedPreconditionError:

@@ -186,7 +186,9 @@ class _Pass(Iterator[Any], Generic[Needs]):
             (item,) = peeked
             parts = self._fetcher.parts_of(item) if self._own is not None else item.parts
             needs = self._fetcher.ask(parts)
-            self._asked[at] = _Asked(needs, [*_counted_writes(parts)])
+            tensors = [leaf for leaf in leaves([*parts]) if isinstance(leaf, torch.Tensor)]
+            counted = [(leaf, leaf._version) for leaf in tensors if not leaf.is_inference()]
+            self._asked[at] = _Asked(needs, counted)
         return self._asked[at]
 
 
@@ -214,9 +216,3 @@ def _require_alone(data: object, items: Iterator[Any]) -> None:
                 "strategy.experimental_distribute_dataset(...) of it, whose position counts what "
                 "it has given out"
             )
-
-
-def _counted_writes(parts: Sequence[Any]) -> Iterator[tuple[torch.Tensor, int]]:
-    for leaf in leaves([*parts]):
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference():
-            yield leaf, leaf._version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from tqdm.auto import tqdm
@@ -62,17 +62,13 @@ def figures_of(strategy: object, scalars: Scalars) -> Figures:
     staleness = Staleness(reports) if reports else None
 
     def line() -> str:
-        return ", ".join(_figures(scalars, staleness))
+        figures = [f"{name}={value:.4g}" for name, value in scalars.latest().items()]
+        stale = staleness.latest() if staleness else None
+        if stale is not None:
+            figures.append(f"staleness={stale:.2g}")
+        return ", ".join(figures)
 
     return line
-
-
-def _figures(scalars: Scalars, staleness: Staleness | None) -> Iterator[str]:
-    for name, value in scalars.latest().items():
-        yield f"{name}={value:.4g}"
-    stale = staleness.latest() if staleness else None
-    if stale is not None:
-        yield f"staleness={stale:.2g}"
 
 
 @runtime_checkable
