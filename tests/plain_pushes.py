@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from stratagem._parameter_server.hosting import store
-from stratagem._parameter_server.pushing.fused import pushing_of
-from stratagem._parameter_server.pushing.gradient_router import Route
-from stratagem._parameter_server.pushing.plain import Exchange, PlainPushing
-from stratagem._parameter_server.pushing.push import PullMode, Pulls, Pushing
+from stratagem._parameter_server.hosting.gradients import Route
+from stratagem._parameter_server.hosting.push import PullMode, Pulls, Pushing
+from stratagem._parameter_server.hosting.pusher import Exchange, PlainPushing, pushing_of
 
 _WAYS = ("fast", "plain")
 

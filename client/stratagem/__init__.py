@@ -108,8 +108,8 @@ if TYPE_CHECKING:
     from stratagem._local.one_copy import CentralStorageStrategy, OneDeviceStrategy
     from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
     from stratagem._parameter_server.strategy import ParameterServerStrategy
-    from stratagem._parameter_server.variables.placement import VariablePlacement
     from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+    from stratagem._parameter_server.variables.shards import VariablePlacement
     from stratagem._ps_client.moving.plan import TaskLoad, TaskMove
     from stratagem._ps_client.moving.servers import Servers
     from stratagem._ps_client.moving.survey import ServerTasks
@@ -265,7 +265,7 @@ _LATE = {
     "TaskLoad": "stratagem._ps_client.moving.plan",
     "TaskMove": "stratagem._ps_client.moving.plan",
     "Traffic": "stratagem._ps_client.traffic",
-    "VariablePlacement": "stratagem._parameter_server.variables.placement",
+    "VariablePlacement": "stratagem._parameter_server.variables.shards",
     "cluster_resolver": "stratagem.cluster_resolver",
     "compression": "stratagem.compression",
     "consistency": "stratagem.consistency",

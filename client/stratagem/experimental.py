@@ -8,7 +8,7 @@ from stratagem._input.iterator import Optional
 from stratagem._local.one_copy import CentralStorageStrategy
 from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._parameter_server.variables.cached_reads import cache_variable_reads
+from stratagem._parameter_server.variables.variable import cache_variable_reads
 
 CollectiveCommunication = CommunicationImplementation
 CollectiveHints = CommunicationOptions

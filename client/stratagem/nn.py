@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._parameter_server.tables.dynamic import (
+from stratagem._parameter_server.tables.recording import current_recorder
+from stratagem._parameter_server.tables.variable import (
     EVICTION_ORDERS,
     NOMINAL_ROWS,
     DynamicTable,
     KeyLimits,
+    prefetch,
 )
-from stratagem._parameter_server.tables.recording import current_recorder
-from stratagem._parameter_server.tables.variable import prefetch
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 from stratagem_proto.programs.random_rows import NARROW
 

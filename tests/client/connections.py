@@ -9,8 +9,7 @@ import torch
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, create
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec

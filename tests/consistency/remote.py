@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import torch
 
-from stratagem._parameter_server.pushing.step_tracker import (
+from stratagem._parameter_server.hosting.steps import (
     decoded_consistency,
     encoded_consistency,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stratagem._parameter_server.pushing.step_tracker import (
+from stratagem._parameter_server.hosting.steps import (
     decoded_consistency,
     encoded_consistency,
 )

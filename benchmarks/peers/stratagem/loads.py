@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.peers.row_batches import BATCHES, LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import created, program
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import reading, reads, updates, variables
+from stratagem._ps_client.requests import reads, updates, variables
 
 SMALL = 25
 """Numbers of a small variable, 100 bytes."""
@@ -75,7 +75,7 @@ class _Batch(NamedTuple):
         gradients: What is sent to it.
     """
 
-    readings: Mapping[int, Sequence[reading.RowsReading]]
+    readings: Mapping[int, Sequence[reads.RowsReading]]
     gradients: Mapping[int, Sequence[updates.SentGradient]]
 
 
@@ -106,7 +106,7 @@ class Rows:
         ids = torch.randint(ROWS, (LOOKUPS,), generator=drawing)
         rows = {task: (ids[ids % count == task] // count).unique() for task in range(count)}
         readings = {
-            task: [reading.RowsReading([self.name], [mine], torch.empty(len(mine), WIDTH))]
+            task: [reads.RowsReading([self.name], [mine], torch.empty(len(mine), WIDTH))]
             for task, mine in rows.items()
         }
         gradients = {

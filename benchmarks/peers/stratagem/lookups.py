@@ -16,7 +16,7 @@ from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import reading, reads, updates
+from stratagem._ps_client.requests import reads, updates
 from stratagem_proto.rows import summed
 
 _NAME = "table"
@@ -34,7 +34,7 @@ class Rows:
     def pull(self, indices: torch.Tensor) -> torch.Tensor:
         """Reads a row for each index."""
         values = torch.empty(len(indices), WIDTH)
-        wanted = reading.RowsReading([_NAME], [indices], values)
+        wanted = reads.RowsReading([_NAME], [indices], values)
         self._servers.call(0, reads.read([wanted]))
         return values
 

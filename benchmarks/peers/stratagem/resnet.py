@@ -14,7 +14,7 @@ from benchmarks.peers import resnet, timing
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import reading, reads, updates
+from stratagem._ps_client.requests import reads, updates
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def _stepping(servers: ServerGroup, tensors: int) -> Callable[[], None]:
         updates.SentGradient(name, torch.ones_like(value), group=0)
         for name, value in values.items()
     ]
-    readings = [reading.Reading(name, value) for name, value in values.items()]
+    readings = [reads.Reading(name, value) for name, value in values.items()]
 
     def step() -> None:
         servers.call(0, updates.step(adam, gradients))

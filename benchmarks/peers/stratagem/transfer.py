@@ -16,7 +16,7 @@ from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from benchmarks.peers.transfer import Transfers
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests import reading, reads, updates, variables
+from stratagem._ps_client.requests import reads, updates, variables
 
 
 class Variable:
@@ -37,7 +37,7 @@ class Variable:
 
     def pull(self) -> None:
         """Reads the value in place."""
-        self._servers.call(0, reads.read([reading.Reading(self._name, self._value)]))
+        self._servers.call(0, reads.read([reads.Reading(self._name, self._value)]))
 
     def close(self) -> None:
         """Frees the server's memory."""

@@ -17,7 +17,7 @@ from stratagem._parameter_server.task import ServerLookup, member_of
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.process_name import process_name
-from stratagem._ps_client.requests.succession import await_vacancy, succeed
+from stratagem._ps_client.requests.coordination import await_vacancy, succeed
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem_proto.errors import (

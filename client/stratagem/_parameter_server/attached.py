@@ -21,14 +21,22 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.loaded_values import OnlyTheChief
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout
 from stratagem._parameter_server.tables.parameter import TableParameter
-from stratagem._parameter_server.tables.shard import LazyRows, TablePart, TableShard
-from stratagem._parameter_server.tables.variable import TableAccess, TableVariable
-from stratagem._parameter_server.variables.placement import Place, server_named
-from stratagem._parameter_server.variables.shards import Layout
-from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
-from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
+from stratagem._parameter_server.tables.tables import LazyRows, TablePart, TableShard
+from stratagem._parameter_server.tables.variable import (
+    DynamicTable,
+    KeyLayout,
+    TableAccess,
+    TableVariable,
+)
+from stratagem._parameter_server.variables.shards import Layout, Place, server_named
+from stratagem._parameter_server.variables.variable import (
+    Owner,
+    RemoteVariable,
+    Shard,
+    SplitVariable,
+    parts_of,
+)
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError, InternalError
 from stratagem_proto.v1.variable_pb2 import Aggregation, Synchronization, VariableSpec

@@ -1,33 +1,156 @@
-"""What a strategy does with its servers, and all of its workers, as a whole."""
+"""What a strategy does with its servers, all of its workers, and a coordinator."""
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import safetensors.torch
 import torch
 
 from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem._cluster.tasks import Membership
-from stratagem._core.contexts import entered
+from stratagem._core.contexts import entered, runs_on_a_worker
+from stratagem._core.protocols import AnyStrategy
+from stratagem._core.tensors import IndexedSlices
+from stratagem._core.variable_creation import NextCreator
+from stratagem._core.variables import Variable
+from stratagem._input.iterator import DistributedDataset
+from stratagem._input.pipeline import InputPipeline
+from stratagem._input.read_order import can_be_read_again
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.checkpoints.cut import snapshot_of
-from stratagem._parameter_server.checkpoints.saving import Series
+from stratagem._parameter_server.checkpoints.progress import COUNTS_OR_COORDINATES
+from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
+from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
-from stratagem._parameter_server.pushing.step_tracker import encoded_consistency, report_of
-from stratagem._parameter_server.worker_rows import Gathering, WorkerRows
 from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.traffic import Traffic
+from stratagem._strategies.strategy import Strategy
 from stratagem.consistency import Consistency, ConsistencyReport
-from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+
+_KEY = "tensor"
+_SMALLEST = 1 << 10  # bytes
+
+
+class WorkerRows:
+    """A vector of each worker, which all read once they have met.
+
+    Each worker writes its own to its row of a variable. There are two such variables by turns:
+    until all have met the next time, nobody writes to what others may still read.
+
+    Args:
+        membership: Whose rows there are.
+        name: Of the variables, before the number of the turn.
+    """
+
+    def __init__(self, membership: Membership, name: str) -> None:
+        self._membership, self._name = membership, name
+        self._turn = 0
+        self._variables: dict[tuple[int, torch.dtype, int], Any] = {}
+
+    def offer(self, vector: torch.Tensor) -> None:
+        """Write this worker's vector; in the strategy's scope, before all meet."""
+        row = torch.tensor([self._membership.number])
+        self._variable(len(vector), vector.dtype).scatter_update(IndexedSlices(vector[None], row))
+
+    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the vectors of all workers, (workers, length), after all have met."""
+        found: torch.Tensor = self._variable(length, dtype).read_value()
+        self._turn += 1
+        return found
+
+    def skip(self) -> None:
+        """Pass a turn in which no worker has anything."""
+        self._turn += 1
+
+    def _variable(self, length: int, dtype: torch.dtype) -> Any:
+        key = length, dtype, self._turn % 2
+        if key not in self._variables:
+            empty = torch.zeros(self._membership.num_workers, length, dtype=dtype)
+            self._variables[key] = Variable(empty, trainable=False, name=f"{self._name}_{key[2]}")
+        return self._variables[key]
+
+
+class Gathering:
+    """Brings a tensor of each worker to all of them.
+
+    Tensors travel as bytes, of which the workers first tell each other how many. Rows have room for
+    a power of two of them, so that there are few variables whatever the sizes.
+
+    Args:
+        membership: Whose tensors there are.
+        scope: Opens the strategy's scope.
+    """
+
+    def __init__(
+        self, membership: Membership, scope: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._membership, self._scope = membership, scope
+        self._sizes = WorkerRows(membership, "stratagem/sizes")
+        self._contents = WorkerRows(membership, "stratagem/contents")
+        self._number = 0
+
+    def gather(self, tensor: torch.Tensor, meet: Callable[[], None]) -> list[torch.Tensor]:
+        """Return the tensors of all workers, in the order of the workers, on the CPU.
+
+        Args:
+            tensor: This worker's, of any shape and dtype.
+            meet: Waits for all workers.
+
+        Raises:
+            FailedPreconditionError: Workers have not gathered equally often.
+            DeadlineExceededError: Some did not come.
+        """
+        self._number += 1
+        packed = safetensors.torch.save({_KEY: tensor.detach().cpu().contiguous()})
+        told = self._exchanged(self._sizes, torch.tensor([self._number, len(packed)]), meet)
+        self._require_together(told[:, 0].tolist())
+        lengths = told[:, 1].tolist()
+        own = torch.zeros(_room_for(max(lengths)), dtype=torch.uint8)
+        own[: len(packed)] = torch.from_numpy(np.frombuffer(packed, np.uint8).copy())
+        rows = self._exchanged(self._contents, own, meet)
+        return [_unpacked(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+    def _exchanged(
+        self, rows: WorkerRows, own: torch.Tensor, meet: Callable[[], None]
+    ) -> torch.Tensor:
+        with self._scope():
+            rows.offer(own)
+        meet()
+        with self._scope():
+            return rows.take(len(own), own.dtype)
+
+    def _require_together(self, numbers: Sequence[int]) -> None:
+        for worker, number in enumerate(numbers):
+            if number != self._number:
+                raise FailedPreconditionError(
+                    f"{self._membership.name} gathers for the {self._number}. time, and worker "
+                    f"{worker} of {len(numbers)} has done so {number} times; a program that was "
+                    "started again cannot know what others have gathered before. Start all workers "
+                    "again, from a checkpoint",
+                    task=self._membership.name,
+                )
+
+
+def _room_for(length: int) -> int:
+    return max(_SMALLEST, 1 << (length - 1).bit_length())
+
+
+def _unpacked(row: torch.Tensor) -> torch.Tensor:
+    return safetensors.torch.load(row.numpy().tobytes())[_KEY]
+
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -261,3 +384,165 @@ class OneProcess:
 
     def flush(self) -> None:
         """Nothing is ever in flight."""
+
+
+class UnbuiltDataset(DistributedDataset):
+    """A `DistributedDataset` that each worker makes when a function reads it.
+
+    Spec: PS2-13.
+    """
+
+    def __init__(
+        self,
+        strategy: AnyStrategy,
+        build: Callable[[Any], DistributedDataset],
+        dataset: Any,
+    ) -> None:
+        self._strategy = strategy
+        self._build, self._dataset = build, dataset
+        self._made: DistributedDataset | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnbuiltDataset:
+        """Return one of the same strategy, over a copy of data that cannot be read again."""
+        distribute, dataset = self._build, self._dataset
+        if not can_be_read_again(dataset):
+            dataset = copy.deepcopy(dataset, memo)
+        return UnbuiltDataset(self._strategy, distribute, dataset)
+
+    @property
+    def _pipeline(self) -> InputPipeline:
+        """Of the worker that runs this.
+
+        Raises:
+            InvalidArgumentError: None does.
+        """
+        if not runs_on_a_worker():
+            raise InvalidArgumentError(
+                "To use this dataset, you need to pass this dataset to "
+                "ClusterCoordinator.create_per_worker_dataset: workers read it, and "
+                "not the coordinator's program, which schedules functions that do"
+            )
+        if self._made is None:
+            self._made = self._build(self._dataset)
+        return self._made._pipeline
+
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Coordination:
+    """What a strategy knows of its program's `ClusterCoordinator`, if there is one.
+
+    With one, functions run on workers, each of which has all of the data, and in the program itself
+    only by mistake, or to evaluate.
+
+    Spec: PS2-8, PS2-10 to PS2-13.
+    """
+
+    def __init__(self, container_strategy: Callable[[], Strategy], active: bool) -> None:
+        self.active = active
+        self._container_strategy = container_strategy
+        self._make_per_worker: Callable[..., Variable] | None = None
+        self._end: Callable[[], None] = _nothing
+        self._is_done: Callable[[], bool] = _is_done
+
+    def begin(
+        self,
+        make_per_worker: Callable[..., Variable],
+        end: Callable[[], None],
+        is_done: Callable[[], bool],
+    ) -> None:
+        """Note that there is a coordinator from now on.
+
+        Args:
+            make_per_worker: Makes a variable of which each worker has its own; takes the arguments
+                of `Variable`.
+            end: Called when the strategy is closed.
+            is_done: Says whether all functions have ended, or raises the error of one.
+        """
+        self.active = True
+        self._make_per_worker = make_per_worker
+        self._end = end
+        self._is_done = is_done
+
+    def require_done(self, method: str) -> None:
+        """Check that no function is scheduled, which may use what a method deletes.
+
+        Raises:
+            FailedPreconditionError: One is.
+            Exception: As `ClusterCoordinator.done`.
+        """
+        if not self._is_done():
+            raise FailedPreconditionError(
+                f"{method} was called while functions are scheduled, which may use what it "
+                "deletes; call coordinator.join() before"
+            )
+
+    def close(self) -> None:
+        """Let the coordinator end."""
+        self._end()
+
+    @property
+    def is_off_workers(self) -> bool:
+        """Whether there is a coordinator, and this is not one of its workers."""
+        return self.active and not runs_on_a_worker()
+
+    def create_per_worker(self, next_creator: NextCreator, given: dict[str, Any]) -> Variable:
+        """Create a variable of which each worker has its own.
+
+        Raises:
+            InvalidArgumentError: There is no coordinator.
+        """
+        if self._make_per_worker is None:
+            raise InvalidArgumentError(
+                f"variable {given['name']!r} is to be a per_worker_variable, but there "
+                "are no workers that functions are scheduled on; construct a "
+                "ClusterCoordinator with this strategy first"
+            )
+        return next_creator(**given, make=self._make_per_worker)
+
+    def unbuilt(self, build: Callable[[Any], Any], dataset: Any) -> Any:
+        """Return a dataset that each worker builds for itself, of a dataset or a function."""
+        return UnbuiltDataset(self._container_strategy(), build, dataset)
+
+    def require_no_functions(self) -> None:
+        """Refuse to count steps, of which scheduled functions would be a part.
+
+        Raises:
+            FailedPreconditionError: There is a coordinator.
+        """
+        if self.active:
+            raise FailedPreconditionError(COUNTS_OR_COORDINATES)
+
+    def require_programs_of_workers(self, method: str) -> None:
+        """Refuse a method by which the programs of workers wait for each other.
+
+        Raises:
+            FailedPreconditionError: There is a coordinator.
+        """
+        if self.active:
+            raise FailedPreconditionError(
+                f"{method} waits for the programs of all workers, but with a ClusterCoordinator "
+                "workers run what its program schedules, and no programs of their own that would "
+                "come; call coordinator.join() in the coordinator's program, which waits for all "
+                "that is scheduled. Functions on workers wait for no others"
+            )
+
+    def warn_off_workers(self, method: str) -> None:
+        """Warn of what the program does itself while its workers wait."""
+        if self.is_off_workers:
+            _LOG.warning(
+                "`%s` of a ParameterServerStrategy is invoked without using "
+                "`ClusterCoordinator.schedule`, so that the coordinator's program does "
+                "the work while workers wait; call it in a function that is scheduled",
+                method,
+            )
+
+
+def _is_done() -> bool:
+    """Nothing is scheduled."""
+    return True
+
+
+def _nothing() -> None:
+    """There is no coordinator to end."""

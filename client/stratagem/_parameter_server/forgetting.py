@@ -24,8 +24,7 @@ from stratagem._hosting.other_steps import leave_to_optimizer
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._parameter_server.variables.variable import RemoteVariable, parts_of
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
 

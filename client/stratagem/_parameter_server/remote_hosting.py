@@ -20,7 +20,7 @@ from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.hosting.creation import placed_parameter
+from stratagem._parameter_server.hosting.creation import RemoteVariables, placed_parameter
 from stratagem._parameter_server.loaded_values import (
     IN_FUNCTION,
     IN_REPLICA,
@@ -30,14 +30,12 @@ from stratagem._parameter_server.loaded_values import (
     written_in,
 )
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
-from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.tables.lookahead import TableLookahead
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import give_memory
 from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
 from stratagem._parameter_server.tables.variable import TableVariable, require_whole_state
-from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
-from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._parameter_server.variables.variable import RemoteVariable, SplitVariable, parts_of
 from stratagem._strategies.extended import StrategyExtended
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import ContextError, InvalidArgumentError

@@ -14,26 +14,26 @@ import torch
 from stratagem._core.options import ReduceOp
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep, VariableGradients
-from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.hosting.synchronous_steps import Staged
-from stratagem._parameter_server.pushing.push import Push, RowsBehind
-from stratagem._parameter_server.pushing.server_batches import (
+from stratagem._parameter_server.hosting.creation import RemoteVariables
+from stratagem._parameter_server.hosting.gradients import (
     OverlappedPush,
     ServerBatches,
     add_gradient,
     no_batches,
 )
-from stratagem._parameter_server.pushing.step_tracker import StepPermit
-from stratagem._parameter_server.remote_variables import RemoteVariables
+from stratagem._parameter_server.hosting.push import Push, RowsBehind
+from stratagem._parameter_server.hosting.steps import Staged, StepPermit
+from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.variable import require_whole_state
-from stratagem._parameter_server.variables.split_variable import (
+from stratagem._parameter_server.variables.variable import (
+    RemoteVariable,
+    by_server,
     divided_slots,
     joined_slots,
     parts_of,
 )
-from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.requests import updates
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.updates import Limits
 from stratagem._ps_client.requests.variables import create, delete, list_variables
 from stratagem.consistency import Consistency

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -21,7 +23,6 @@ from stratagem._hosting.torch_patches import defer_compiler
 from stratagem._local.one_copy import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
-from stratagem._parameter_server.launchers import warn_of_torchrun
 from stratagem._parameter_server.tables.tables import META_ABOVE
 from stratagem._parameter_server.task import (
     Settings,
@@ -30,7 +31,7 @@ from stratagem._parameter_server.task import (
     servers_of,
     store_of,
 )
-from stratagem._parameter_server.variables.partitioning import VariablePartitioner
+from stratagem._parameter_server.variables.shards import VariablePartitioner
 from stratagem._ps_client.moving.servers import Servers
 from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver
@@ -383,3 +384,25 @@ class ParameterServerStrategy(CheckpointedStrategy):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_LOG = logging.getLogger("stratagem")
+
+
+def warn_of_torchrun() -> None:
+    """Say that a process of `torchrun` trains a model of its own, as no cluster is described.
+
+    Its first process says nothing: it may be there to train alone, as a program that is written for
+    several strategies does.
+    """
+    rank = os.environ.get("RANK", "")
+    if rank.isdecimal() and int(rank) > 0:
+        size = os.environ.get("WORLD_SIZE", "?")
+        _LOG.warning(
+            "ParameterServerStrategy has no cluster, and process %s of %s trains a model of its "
+            "own: torchrun starts no parameter servers. Start the program by `stratagem run --ps 1 "
+            "--workers %s`, or set TF_CONFIG",
+            rank,
+            size,
+            size,
+        )

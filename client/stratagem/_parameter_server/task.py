@@ -11,11 +11,10 @@ import torch
 from stratagem._cluster.device_filters import ClusterDeviceFilters, visible_servers
 from stratagem._cluster.tasks import Membership
 from stratagem._core.device_names import list_logical_devices
+from stratagem._parameter_server.hosting.push import PullMode
+from stratagem._parameter_server.hosting.steps import StepTracker
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.push import PullMode
-from stratagem._parameter_server.pushing.step_tracker import StepTracker
-from stratagem._parameter_server.variables.partitioning import VariablePartitioner
-from stratagem._parameter_server.variables.placement import placement_named
+from stratagem._parameter_server.variables.shards import VariablePartitioner, placement_named
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.process_name import process_name

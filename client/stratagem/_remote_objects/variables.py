@@ -18,8 +18,12 @@ from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
-from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._parameter_server.variables.variable import (
+    RemoteVariable,
+    SplitVariable,
+    parts_of,
+    remote_of,
+)
 from stratagem._ps_client.group import ServerGroup
 from stratagem._shipping.kinds import (
     Change,

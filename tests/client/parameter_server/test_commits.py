@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 
-from stratagem._parameter_server.hosting.synchronous_steps import Contributions, Staged
-from stratagem._parameter_server.pushing.step_tracker import StepTracker
+from stratagem._parameter_server.hosting.steps import Contributions, Staged, StepTracker
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates, variables
 from stratagem._ps_client.requests.updates import SentGradient

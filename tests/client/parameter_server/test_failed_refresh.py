@@ -8,8 +8,7 @@ from torch import nn
 
 from stratagem import VariableNotFoundError
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, delete
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from tests.client.clusters import running

@@ -11,8 +11,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
 from stratagem._ps_client.requests import updates
-from stratagem._ps_client.requests.reading import NOTHING_FOLLOWS
-from stratagem._ps_client.requests.reads import and_read
+from stratagem._ps_client.requests.reads import NOTHING_FOLLOWS, and_read
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from tests.client.clusters import Cluster, running

@@ -12,7 +12,7 @@ from torch import nn
 
 import stratagem
 from stratagem import InvalidArgumentError, ParameterServerStrategy
-from stratagem._parameter_server.variables.placement import Balanced, Demand, RoundRobin
+from stratagem._parameter_server.variables.shards import Balanced, Demand, RoundRobin
 from tests.client.clusters import running
 
 

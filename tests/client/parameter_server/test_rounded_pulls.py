@@ -15,8 +15,7 @@ from stratagem import (
     InvalidArgumentError,
     Variable,
 )
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.transports.call import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner

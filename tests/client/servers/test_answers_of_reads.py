@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1 import parameter_server_pb2 as pb

@@ -12,8 +12,7 @@ import torch
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import barrier
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
 from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.processes.addresses import ReservedAddress

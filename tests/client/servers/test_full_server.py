@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from stratagem._ps_client.requests import updates
-from stratagem._ps_client.requests.reading import Reading, following
-from stratagem._ps_client.requests.reads import and_read
+from stratagem._ps_client.requests.reads import Reading, and_read, following
 from stratagem._ps_client.requests.variables import delete
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

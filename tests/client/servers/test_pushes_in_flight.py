@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stratagem._parameter_server.pushing.push_in_flight import PushInFlight
+from stratagem._parameter_server.hosting.pusher import PushInFlight
 from stratagem._ps_client.step_count import StepCount
 
 _GRACE_SECONDS = 0.2

@@ -16,8 +16,7 @@ import torch
 
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests import updates
-from stratagem._ps_client.requests.reading import Reading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, read
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.sockets.client import Endpoint, SocketLink, endpoints

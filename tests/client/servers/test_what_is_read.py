@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem._ps_client.requests.reading import Reading, RowsReading
-from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.reads import Reading, RowsReading, read
 from stratagem_proto.v1.parameter_server_pb2 import JointRows, ReadRequest, Selection
 from stratagem_proto.wire.tensors import encode_dtype
 

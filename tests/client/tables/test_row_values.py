@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem._parameter_server.tables.row_values import added_up, as_sparse
+from stratagem._parameter_server.tables.lookup import added_up, as_sparse
 
 
 @pytest.mark.parametrize("count", [0, 7, 4096])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem import InvalidArgumentError, InvalidTypeError
-from stratagem._parameter_server.variables.sharded_lookup import index_rows
+from stratagem._parameter_server.variables.sharded_variable import index_rows
 from stratagem._parameter_server.variables.shards import Layout, merge
 
 layouts = st.lists(st.integers(0, 5), min_size=1, max_size=5).map(

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 import torch
 
 from stratagem._ps_client.requests import coordination, reads, variables
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, ASSIGN_MODE_SET

@@ -12,7 +12,7 @@ import torch
 from stratagem._ps_client.closure_identity import running
 from stratagem._ps_client.requests import coordination, reads, variables
 from stratagem._ps_client.requests.coordination import DataPass
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnavailableError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from stratagem._ps_client.requests import reads, variables
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import AlreadyExistsError
 from stratagem_proto.log import HEADER_BYTES, WRITTEN, decode_header, first_of, segments_in

@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from stratagem._parameter_server.checkpoints.cut import _is_busy, _progress
+from stratagem._parameter_server.checkpoints.saving import _is_busy, _progress
 from stratagem._ps_client.requests import checkpoints, reads, variables
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from stratagem._ps_client.requests import reads, updates, variables
-from stratagem._ps_client.requests.reading import Reading, following
+from stratagem._ps_client.requests.reads import Reading, following
 from stratagem._ps_client.requests.updates import SentGradient
 from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName
 from stratagem_proto.programs.update_programs import encode_group

@@ -12,7 +12,7 @@ from collections import defaultdict
 import torch
 
 from stratagem._ps_client.requests import reads, variables
-from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import AlreadyExistsError, StratagemError
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from stratagem._parameter_server.pushing.step_tracker import (
+from stratagem._parameter_server.hosting.steps import (
     decoded_consistency,
     encoded_consistency,
 )
 from stratagem._ps_client.requests import coordination, reads, updates, variables
-from stratagem._ps_client.requests.reading import Reading as What
+from stratagem._ps_client.requests.reads import Reading as What
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.updates import SentGradient
 from stratagem.consistency import Async, Bounded, Consistency, Sync

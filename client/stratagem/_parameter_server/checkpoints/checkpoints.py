@@ -16,7 +16,12 @@ from stratagem._checkpoints.files import written_elsewhere
 from stratagem._checkpoints.restoring import CheckpointEntry, RestoreStatus
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import UniqueNames
-from stratagem._parameter_server.checkpoints.progress import STEPS, StepCounter, WorkerStates
+from stratagem._parameter_server.checkpoints.progress import (
+    COUNTS_OR_COORDINATES,
+    STEPS,
+    StepCounter,
+    WorkerStates,
+)
 from stratagem._parameter_server.checkpoints.restoring import (
     ClusterRestorer,
     ask_all,
@@ -24,7 +29,6 @@ from stratagem._parameter_server.checkpoints.restoring import (
     known_run,
 )
 from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
-from stratagem._parameter_server.coordination import COUNTS_OR_COORDINATES
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.checkpoints import announce_restored

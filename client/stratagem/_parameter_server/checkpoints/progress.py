@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from stratagem._cluster.tasks import Membership
 from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
+from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._ps_client.requests.coordination import describe
 from stratagem._ps_client.step_count import ProgramStep
 from stratagem_proto.errors import (
@@ -33,6 +33,13 @@ _MOST_BYTES = 1 << 16
 
 # The name in states under which the number of counted steps is.
 STEPS = "stratagem/steps"
+
+
+COUNTS_OR_COORDINATES = (
+    "strategy.steps() counts what its program does itself, so that a step is applied once when the "
+    "program is started again, but functions that a ClusterCoordinator has scheduled in it would "
+    "run again; loop over a range(), and begin it with what strategy.restore() has as `extra`"
+)
 
 
 @runtime_checkable

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import torch
 
-from stratagem._parameter_server.hosting.programs import Programs
-from stratagem._parameter_server.hosting.step_reads import StepReads
-from stratagem._parameter_server.hosting.synchronous_steps import Contributions, StepEnds
-from stratagem._parameter_server.hosting.training import Training
-from stratagem._parameter_server.pushing.fused import pushing_of
-from stratagem._parameter_server.pushing.gradient_router import GradientRouter
-from stratagem._parameter_server.pushing.plain import Exchange
-from stratagem._parameter_server.pushing.push import PullMode, Pulls, Pushing
-from stratagem._parameter_server.pushing.step_tracker import StepPermit, StepTracker
-from stratagem._parameter_server.variables.cached_reads import unread
-from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
+from stratagem._parameter_server.hosting.attachment import Training
+from stratagem._parameter_server.hosting.gradients import GradientRouter, Programs
+from stratagem._parameter_server.hosting.push import PullMode, Pulls, Pushing
+from stratagem._parameter_server.hosting.pusher import Exchange, pushing_of
+from stratagem._parameter_server.hosting.steps import (
+    Contributions,
+    StepPermit,
+    StepTracker,
+    finish,
+)
+from stratagem._parameter_server.variables.variable import (
+    Copies,
+    RemoteVariable,
+    by_server,
+    note_read,
+    unread,
+)
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import begin
-from stratagem._ps_client.requests.reading import AskedRows, Reading, RowsReading
+from stratagem._ps_client.requests.reads import AnyReading, AskedRows, Reading, RowsReading, read
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.variables import (
     Writing,
@@ -33,10 +41,201 @@ from stratagem._ps_client.requests.variables import (
     list_keys,
     list_variables,
 )
-from stratagem_proto.errors import DeadlineExceededError, StratagemError
+from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnfinishedStepError
 from stratagem_proto.input_order import MAX_REPORTED, BatchRead
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
+from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Beginning:
+    """Steps that begin with a read of the first server.
+
+    `begins` are what to ask permits for, if any; `grants` are the permits once they have come, none
+    where a step has to wait.
+    """
+
+    def __init__(self, begins: Sequence[StepBegin] = ()) -> None:
+        self.begins = begins
+        self.grants: Sequence[StepGrant] = ()
+
+
+class StepReads:
+    """Reads values as the synchronous steps before allow, or as a snapshot has them.
+
+    Attributes:
+        rejected: How many synchronous steps of an optimizer were dropped, by its name.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float, pulls: Pulls
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
+        self._peer_seconds, self._pulls = peer_seconds, pulls
+        self.rejected: dict[str, int] = {}
+
+    def bring(
+        self, groups: Copies, begins: Sequence[StepBegin] = (), *, training: bool
+    ) -> Sequence[StepGrant]:
+        """Bring copies up to date, after the synchronous steps that they wait for.
+
+        Args:
+            groups: Whose copies.
+            begins: Steps to ask permits for, if that needs no waiting.
+            training: Whether they are only for a training step, and may be rounded.
+
+        Returns:
+            Permits for these steps; none if one has to wait.
+        """
+        rounded_to = self._pulls.rounded_to
+        readings = {
+            server: [one.reading(rounded_to(one, training)) for one in group]
+            for server, group in groups.items()
+        }
+        with self._pulls:
+            try:
+                versions, grants = self.begin(readings, begins)
+            except BaseException:
+                # What has come of other servers is not to count as the user's writing.
+                for variable in chain.from_iterable(groups.values()):
+                    variable.distrust()
+                raise
+            for server, group in groups.items():
+                each = zip(group, readings[server], versions[server], strict=True)
+                for variable, reading, version in each:
+                    variable.accept(version, reading.narrowed_to is not None)
+                note_read(group)
+        return grants
+
+    def begin(
+        self, readings: Mapping[int, Sequence[Reading]], begins: Sequence[StepBegin]
+    ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
+        """Begin steps that nobody is expected to wait for, and read, by server.
+
+        Asking for permits and values at once spares a request. Return the versions read, and the
+        permits; none if one has to wait.
+        """
+        beginning = Beginning(begins)
+        all_readings = {self._servers.used[0]: (), **readings} if begins else readings
+        versions = self.read(all_readings, beginning=beginning)
+        return versions, beginning.grants
+
+    def read(
+        self,
+        readings: Mapping[int, Sequence[AnyReading]],
+        beside_push: bool = False,
+        beginning: Beginning | None = None,
+    ) -> dict[int, list[int]]:
+        """Read, by server, after the synchronous steps that the next step needs."""
+        marks = [] if self._servers.snapshot else [*self._step_tracker.all_after()]
+        # A read waits for one mark at most.
+        for mark in marks[:-1]:
+            self.after(mark, dict.fromkeys(readings, ()))
+        last = marks[-1] if marks else None
+        return self.after(last, readings, beside_push, beginning)
+
+    def after(
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[AnyReading]],
+        beside_push: bool = False,
+        beginning: Beginning | None = None,
+    ) -> dict[int, list[int]]:
+        """Read after a synchronous step, or from the snapshot; return the versions, by server.
+
+        With `beside_push`, do not wait for a push in flight.
+        """
+        if self._servers.snapshot:
+            mark = None
+        asked = partial(self._asked, mark, readings, beginning or Beginning())
+        beside_push = beside_push and mark is None
+        try:
+            return self._servers.together(asked(), beside_push)
+        except UnfinishedStepError:
+            if mark is None:
+                raise
+            # Who closed the step has ended, and any other may do the rest.
+            finish(self._servers, mark, self._peer_seconds)
+            return self._servers.together(asked())
+
+    def _asked(
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[AnyReading]],
+        beginning: Beginning,
+    ) -> dict[int, Request[list[int]]]:
+        wait = 0.0 if mark is None else self._peer_seconds
+        told = partial(self._told, mark, beginning)
+        first, snapshot = self._servers.used[0], self._servers.snapshot
+        begins = beginning.begins
+        inputs = self._step_tracker.take_inputs() if begins else ()
+        return {
+            server: read(group, mark, wait, told, snapshot, begins, inputs)
+            if server == first
+            else read(group, mark, wait, told, snapshot)
+            for server, group in readings.items()
+        }
+
+    def _told(self, mark: StepMark | None, beginning: Beginning, header: ReadHeader) -> None:
+        if mark is not None:
+            self.rejected[mark.group] = header.rejected_steps
+        if header.grants:
+            beginning.grants = list(header.grants)
+
+
+class StepEnds:
+    """Leaves copies as the step that was taken last has made them."""
+
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, reads: StepReads, pushing: Pushing
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
+        self._reads, self._pushing = reads, pushing
+        self._behind: tuple[Copies, StratagemError] | None = None
+
+    def wait(self, copies: Copies) -> None:
+        """Bring what a step has stepped up to date, when all have contributed.
+
+        This worker's part counts already. So if others do not come, that is not raised here, but by
+        what would be computed on old values: the next step, or refresh. A program that ends before
+        has the log alone to tell it.
+        """
+        step_tracker = self._step_tracker
+        # Others may change consistencies between two steps.
+        begins = step_tracker.begins() if step_tracker.is_alone else []
+        groups = {server: [*unread(some)] for server, some in copies.items()}
+        try:
+            with self._servers.steps.pausing():
+                grants = self._reads.bring(groups, begins, training=True)
+        except StratagemError as error:
+            self._behind = copies, error
+            _LOG.warning(
+                "a step of this worker counts, but was not completed, and the parameters here are "
+                "those before it; the next step, or refresh(), raises: %s",
+                error,
+            )
+            return
+        if grants:
+            step_tracker.granted(begins, grants)
+            self._pushing.drop(fresh=[*chain.from_iterable(groups.values())])
+
+    def require_fresh(self) -> None:
+        """Refuse a step that was not computed on the values of all steps before."""
+        if self._behind is not None:
+            copies, error = self._behind
+            self._reads.bring(copies, training=True)
+            self._behind = None
+            raise error
+
+    def note_fresh(self, variables: Iterable[RemoteVariable]) -> None:
+        """Take note that copies were brought up to date since."""
+        if self._behind is not None:
+            stepped = chain.from_iterable(self._behind[0].values())
+            if set(stepped) <= set(variables):
+                self._behind = None
+
 
 _RowKind: TypeAlias = tuple[int, torch.dtype, torch.Size, torch.dtype | None]
 """A server, and what rows must have in common to come from it as one tensor."""

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import torch
 from torch.autograd.function import once_differentiable
 
-from stratagem._parameter_server.tables.row_values import as_sparse
+from stratagem._parameter_server.tables.lookup import as_sparse
 from stratagem._parameter_server.variables.shards import RowCoding
-from stratagem._ps_client.requests.reading import RowsReading
+from stratagem._ps_client.requests.reads import RowsReading
 from stratagem_proto.keys import part_of_keys
 from stratagem_proto.rows import Sorted, sorted_integers
 
 if TYPE_CHECKING:
     from stratagem._parameter_server.tables.variable import TableVariable
-    from stratagem._parameter_server.variables.split_variable import ValuesOfRows
+    from stratagem._parameter_server.variables.variable import ValuesOfRows
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
 _Kind: TypeAlias = tuple[bool, torch.Size, torch.dtype]

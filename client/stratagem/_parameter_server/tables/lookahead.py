@@ -27,12 +27,12 @@ from stratagem._core.nests import leaves
 from stratagem._core.tensors import require_integers
 from stratagem._gradients import OptimizerStep
 from stratagem._input.lookahead import Lookups
+from stratagem._parameter_server.hosting.push import NO_ROWS_BEHIND, PullMode, RowsBehind
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.push import NO_ROWS_BEHIND, PullMode, RowsBehind
 from stratagem._parameter_server.tables.joint_lookup import JointLookup, Wanted
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.variable import TableVariable
-from stratagem._ps_client.requests.reading import RowsReading
+from stratagem._ps_client.requests.reads import RowsReading
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
 
 _LOG = logging.getLogger("stratagem")

@@ -13,8 +13,8 @@ from torch.nn import Parameter, functional, init
 from torch.utils._pytree import tree_map_only
 
 from stratagem._parameter_server.tables import lookup
-from stratagem._parameter_server.tables.initial_rows import InitialRows
-from stratagem._parameter_server.tables.row_values import WholeValue
+from stratagem._parameter_server.tables.lookup import WholeValue
+from stratagem._parameter_server.tables.recording import InitialRows
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 

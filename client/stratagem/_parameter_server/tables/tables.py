@@ -1,4 +1,4 @@
-"""Tables, made of large and of sparse parameters, and parameters of modules that are tables."""
+"""Making tables of large and of sparse parameters, with a part on each server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
+from stratagem._core.assignment import Write
+from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variable_creation import VariableTraits
 from stratagem._gradients import OptimizerStep
 from stratagem._hosting.adoption import Adoption
@@ -21,19 +23,151 @@ from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.replica_views import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout, KeyLimits
-from stratagem._parameter_server.tables.initial_rows import InitialRows
 from stratagem._parameter_server.tables.parameter import TableParameter, TableView
-from stratagem._parameter_server.tables.recording import AllocationRecorder, taken_rows
-from stratagem._parameter_server.tables.shard import LazyRows, TablePart, TableShard
-from stratagem._parameter_server.tables.variable import Loading, TableAccess, TableVariable
-from stratagem._parameter_server.variables.partitioning import Partitioning, shard_name
-from stratagem._parameter_server.variables.placement import Demand
-from stratagem._parameter_server.variables.shards import Layout
-from stratagem._parameter_server.variables.variable import Owner
-from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.v1.variable_pb2 import TableSpec
+from stratagem._parameter_server.tables.recording import AllocationRecorder, InitialRows, taken_rows
+from stratagem._parameter_server.tables.variable import (
+    DynamicTable,
+    KeyLayout,
+    KeyLimits,
+    Loading,
+    TableAccess,
+    TableVariable,
+)
+from stratagem._parameter_server.variables.shards import (
+    Demand,
+    Layout,
+    Partitioning,
+    Place,
+    shard_name,
+)
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
+from stratagem._ps_client.requests.reads import Reading
+from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.division import PartRows
+from stratagem_proto.errors import InternalError, InvalidArgumentError
+from stratagem_proto.v1.variable_pb2 import Initializer, Partition, TableSpec, VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype
+
+if TYPE_CHECKING:
+    from stratagem._hosting.hosted_parameter import HostedParameter
+    from stratagem._parameter_server.variables.variable import AnyStore
+
+
+class LazyRows(NamedTuple):
+    """Rows that a server makes itself, and stores once they were written.
+
+    Attributes:
+        initializer: How it makes them.
+        table: Which rows there may be.
+    """
+
+    initializer: Initializer
+    table: TableSpec
+
+
+class TablePart(NamedTuple):
+    """Which part of a table one is.
+
+    Attributes:
+        layout: How the table is divided, which all its parts share.
+        number: Which of these parts it is.
+        row_shape: The shape of a row.
+    """
+
+    layout: Layout
+    number: int
+    row_shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> PartRows:
+        """Its rows."""
+        return self.layout.shards[self.number]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return (self.layout.total, *self.row_shape)
+
+    @property
+    def message(self) -> Partition:
+        """How servers know it."""
+        return self.rows.partition(self.shape)
+
+
+class TableShard(RemoteVariable):
+    """A variable on a server of which this process has no copy.
+
+    Its initial value is dropped once it is there, or is a tensor without values, of its shape and
+    dtype, if the server makes `lazy` rows itself.
+    """
+
+    def __init__(
+        self,
+        store: AnyStore,
+        place: Place,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner,
+        lazy: LazyRows | None = None,
+    ) -> None:
+        super().__init__(store, place, traits, value, owner)
+        self._nothing = torch.empty((), dtype=value.dtype).expand(value.shape)
+        self._lazy = lazy
+
+    @property
+    def spec(self) -> VariableSpec:
+        spec = super().spec
+        if self._lazy is not None:
+            spec.initializer.CopyFrom(self._lazy.initializer)
+            spec.table.CopyFrom(self._lazy.table)
+        return spec
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the server stores all rows."""
+        return self._lazy is None
+
+    @property
+    def has_copy(self) -> bool:
+        return False
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        return self._own_leaf
+
+    def value(self) -> torch.Tensor:
+        raise self._has_none()
+
+    def reading(
+        self, narrowed_to: torch.dtype | None = None, into: torch.Tensor | None = None
+    ) -> Reading:
+        raise self._has_none()
+
+    def __repr__(self) -> str:
+        return f"<TableShard {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}>"
+
+    def _has_none(self) -> InternalError:
+        return InternalError(f"there is no copy of {self.name!r}, a part of a table")
+
+    def outdate(self) -> None:
+        super().outdate()
+        self._store.table_changes += 1
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Drop the initial value, which is on the server now."""
+        self._own_leaf = self._nothing
+
+    def follow(self, server: int, spec: VariableSpec) -> None:
+        """Let the table be divided as it is on the servers, which may be in another way."""
+        part = self._owner.shard
+        if isinstance(part, TablePart):
+            part.layout.follow(spec.partition.HasField("interleaved"))
+        self.place = Place(server, self.place.ordinal)
+
+    def writing(self, write: Write, value: Any) -> Writing:
+        if not self.is_dense and not isinstance(value, IndexedSlices):
+            value = IndexedSlices(value, torch.arange(self.shape[0]))
+        return super().writing(write, value)
 
 
 class HostedTable(HostedParameter):

@@ -1,9 +1,11 @@
-"""A variable that lives on a parameter server."""
+"""Variables that live on parameter servers: one whole, or one in several parts."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -16,17 +18,13 @@ from stratagem._core.names import Origin
 from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variable_creation import VariableTraits, operand
 from stratagem._core.variables import Variable
-from stratagem._parameter_server.variables.placement import Place, server_device
+from stratagem._parameter_server.variables.shards import Layout, Place, server_device
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.reading import AskedRows, Reading
+from stratagem._ps_client.requests.reads import AskedRows, Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.division import PartRows
-from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.v1.variable_pb2 import (
-    VARIABLE_KIND_MODEL,
-    Partition,
-    VariableSpec,
-)
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, Partition, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,
@@ -41,7 +39,53 @@ from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
+    from stratagem._core.protocols import AnyStrategy
     from stratagem._hosting.hosted_parameter import HostedParameter
+
+_read: ContextVar[set[RemoteVariable] | None] = ContextVar("stratagem_cached_reads", default=None)
+
+
+@contextmanager
+def cache_variable_reads() -> Iterator[None]:
+    """Scope in which each variable on a server is fetched once at most.
+
+    What is read of it first is what all later reads in the scope give, also those of replicas,
+    whatever is written to it meanwhile. Rows of tables are read anew. The scope is one of this
+    thread; of variables that another thread reads meanwhile, this one sees what that has fetched.
+    Variables in this process are not concerned::
+
+        with stratagem.experimental.cache_variable_reads():
+            for batch in batches:
+                strategy.run(evaluate, args=(batch,))
+
+    Raises:
+        InvalidArgumentError: It is within another one.
+
+    Spec: PSV-11.
+    """
+    if _read.get() is not None:
+        raise InvalidArgumentError(
+            "cache_variable_reads scope cannot be nested: a scope around this one "
+            "caches what is read here as well"
+        )
+    token = _read.set(set())
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def unread(variables: Iterable[RemoteVariable]) -> Iterable[RemoteVariable]:
+    """Return those of some variables that have to be fetched to be read."""
+    known = _read.get()
+    return variables if known is None else [v for v in variables if v not in known]
+
+
+def note_read(variables: Iterable[RemoteVariable]) -> None:
+    """Note that variables have been fetched."""
+    known = _read.get()
+    if known is not None:
+        known.update(variables)
 
 
 class AnyStore(Protocol):
@@ -366,3 +410,124 @@ def remote_of(variable: Variable) -> RemoteVariable | None:
     if isinstance(variable, AggregatingVariable):
         variable = variable.only_copy
     return variable if isinstance(variable, RemoteVariable) else None
+
+
+Slots = Mapping[str, torch.Tensor]
+"""An optimizer's state for one variable, by torch's keys."""
+
+ValuesOfRows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""A gradient: its values, and the rows that they are of; None if they are of all."""
+
+
+class SplitVariable(Variable):
+    """A variable in several parts on servers, with one copy here.
+
+    The copies of the parts are rows of one tensor, as the layout says.
+    """
+
+    def __init__(
+        self, traits: VariableTraits, parts: Sequence[RemoteVariable], layout: Layout
+    ) -> None:
+        self._traits = traits
+        self.parts = tuple(parts)
+        self.layout = layout
+
+    def _join(self, strategy: AnyStrategy, container: Variable | None = None) -> None:
+        super()._join(strategy, container)
+        for part in self.parts:
+            part._join(strategy, container=self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.layout.total, *self.parts[0].shape[1:]))
+
+    @property
+    def device_name(self) -> str:
+        """Full name of the device of the first part."""
+        return self.parts[0].device_name
+
+    def value(self) -> torch.Tensor:
+        for part in self.parts:
+            part.value()
+        return self.parts[0].whole
+
+    def _write(self, write: Write, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            for part, share in zip(self.parts, self._shares(value), strict=True):
+                part._write(write, share)
+            return
+        whole = operand(self, value)
+        for part, rows in zip(self.parts, self.layout.shards, strict=True):
+            part._write(write, rows.select(whole))
+
+    def _shares(self, slices: IndexedSlices) -> list[IndexedSlices]:
+        return [IndexedSlices(*one) for one in self._divided(slices.values, slices.indices)]
+
+    def _divided(
+        self, values: torch.Tensor, rows: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the values that each part gets, and the rows of the part that they are of."""
+        return [(routed.of(values), routed.rows) for routed in self.layout.route(rows)]
+
+    def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
+        """Return the gradient of each part.
+
+        Of a sparse one each part gets a share, an empty one if there are none of its rows, so that
+        all parts count the same steps.
+        """
+        values, rows = values_of_rows(gradient)
+        if rows is not None:
+            return self._divided(values, rows)
+        return [(shard.select(values), None) for shard in self.layout.shards]
+
+
+def joined_slots(
+    variable: Variable, slots: Mapping[RemoteVariable, Slots]
+) -> Mapping[str, torch.Tensor]:
+    """Return an optimizer's state for a variable, given that for each part.
+
+    What has no rows, such as a count of steps, is equal for all parts.
+    """
+    parts = parts_of(variable)
+    first = slots[parts[0]]
+    if not isinstance(variable, SplitVariable) or len(parts) == 1:
+        return first
+    return {
+        key: variable.layout.join([slots[part][key] for part in parts])
+        if value.shape[:1] == parts[0].shape[:1]
+        else value
+        for key, value in first.items()
+    }
+
+
+def divided_slots(variable: Variable, slots: Slots) -> list[Slots]:
+    """Return an optimizer's state for each part of a variable."""
+    if not isinstance(variable, SplitVariable):
+        return [slots]
+    return [
+        {
+            key: rows.select(value) if value.shape[:1] == variable.shape[:1] else value
+            for key, value in slots.items()
+        }
+        for rows in variable.layout.shards
+    ]
+
+
+def values_of_rows(gradient: torch.Tensor) -> ValuesOfRows:
+    """Return a gradient, dense or `torch.sparse_coo`, as servers take it."""
+    if gradient.layout is not torch.sparse_coo:
+        return gradient, None
+    slices = IndexedSlices.from_sparse(gradient)
+    return slices.values, slices.indices
+
+
+def parts_of(variable: Variable) -> tuple[RemoteVariable, ...]:
+    """Return what a variable is on the servers; nothing if it is not there."""
+    if isinstance(variable, SplitVariable):
+        return variable.parts
+    remote = remote_of(variable)
+    return () if remote is None else (remote,)

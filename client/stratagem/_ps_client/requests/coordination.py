@@ -1,4 +1,4 @@
-"""What tasks ask a server to agree on: steps, barriers, batches, ended functions."""
+"""What tasks ask a server to agree on: steps, barriers, batches, ended functions, coordinators."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ from stratagem_proto.v1.draws_pb2 import (
     DrawBatchResponse,
     OpenPassRequest,
     OpenPassResponse,
+)
+from stratagem_proto.v1.succession_pb2 import (
+    AwaitVacancyRequest,
+    AwaitVacancyResponse,
+    Incumbent,
+    SucceedRequest,
+    SucceedResponse,
 )
 
 
@@ -123,3 +130,15 @@ def end_closures(
     """
     message = EndClosuresRequest(space=space, through=through, unended=unended)
     return Request("EndClosures", message, sole(EndClosuresResponse))
+
+
+def await_vacancy(program: bytes, wait: float) -> Request[AwaitVacancyResponse]:
+    """Return the request that ends once a program can coordinate, or after `wait` seconds."""
+    message = AwaitVacancyRequest(program=program, wait_seconds=wait)
+    awaits = "the end of the program that coordinates" if wait else ""
+    return Request("AwaitVacancy", message, sole(AwaitVacancyResponse), wait=wait, awaits=awaits)
+
+
+def succeed(incumbent: Incumbent) -> Request[SucceedResponse]:
+    """Return the request that gives a program the place, or gives the place up."""
+    return Request("Succeed", SucceedRequest(incumbent=incumbent), sole(SucceedResponse))

@@ -1,18 +1,39 @@
-"""How far this worker is in the steps of each optimizer."""
+"""How far this worker is in its steps, and how its part of a synchronous one comes to count."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.coordination import describe
+from stratagem._ps_client.requests.updates import closed_steps, finish_step
 from stratagem.consistency import KINDS, Async, Consistency, ConsistencyReport, WorkerReport
 from stratagem_proto.consistency import message_named, name_of
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    StratagemError,
+    UnavailableError,
+    UnstagedContributionError,
+)
 from stratagem_proto.input_order import BatchRead
 from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem_proto.v1.closed_step_pb2 import ClosedStep, GlobalNorm
 from stratagem_proto.v1.consistency_pb2 import InputDigest, StepBegin, StepGrant
-from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionResponse,
+    Contribution,
+    StepMark,
+)
+
+if TYPE_CHECKING:
+    from stratagem._parameter_server.hosting.gradients import ServerBatch
 
 
 def encoded_consistency(consistency: Consistency) -> pb.Consistency:
@@ -231,3 +252,174 @@ def _is_synchronous(steps: _Steps) -> bool:
     # What is read comes after all synchronous steps, however long ago they were.
     closed = steps.counted or (permit is not None and permit.closed)
     return bool(closed) or present._closes_steps
+
+
+_LAST = (1 << 64) - 1
+
+
+def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
+    """Finish the steps of a group, up to one, that all servers have closed.
+
+    Each worker does so after it has committed its part. The last one to do so finds the step closed
+    on all servers, whatever the order in which they closed it; should it end before it has told
+    them, the others do it when they wait for the step, for so many seconds.
+
+    Raises:
+        NonFiniteGradientError: A gradient is not finite, and the limits want no such.
+    """
+    for step, norm in _unfinished(servers, mark, wait):
+        servers.together({server: finish_step(step, norm) for server in servers.used})
+
+
+def _unfinished(
+    servers: ServerGroup, mark: StepMark, wait: float = 0.0
+) -> Iterator[tuple[StepMark, GlobalNorm]]:
+    """Yield the steps of a group, up to one, that all servers have closed, unless all are finished.
+
+    The norm of each comes with it.
+    """
+    answers = servers.together({server: closed_steps(mark, wait) for server in servers.used})
+    known = [answers[server] for server in sorted(answers)]
+    numbers = {number for one in known for number, share in one.items() if not share.finished}
+    for number in sorted(numbers):
+        shares = [one[number] for one in known if number in one]
+        if len(shares) < len(known):
+            return
+        yield StepMark(group=mark.group, step=number), _norm(shares)
+
+
+def finish_all(servers: ServerGroup) -> None:
+    """Finish all steps of all groups that all servers have closed.
+
+    A worker that has ended may have told only some of the servers. A task that may not call all of
+    them leaves that to others.
+    """
+    for mark in _groups(servers):
+        finish(servers, mark)
+
+
+def first_unfinished(servers: ServerGroup) -> StepMark | None:
+    """Return a step that `finish_all` would finish; None if there is none."""
+    steps = (step for mark in _groups(servers) for step, _ in _unfinished(servers, mark))
+    return next(steps, None)
+
+
+def _groups(servers: ServerGroup) -> Iterator[StepMark]:
+    """Yield the last step of each group, if this task may call all servers."""
+    if len(servers.called) == len(servers.used):
+        for group in servers.call(servers.used[0], describe()):
+            yield StepMark(group=group.group, step=_LAST)
+
+
+def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:
+    """Return the norm of a step, given what each server has of it, in their order."""
+    spoilt = [each.nonfinite_variable for each in shares if each.nonfinite_variable]
+    return GlobalNorm(
+        value=math.sqrt(sum(each.squares for each in shares)),
+        nonfinite_variable=spoilt[0] if spoilt else "",
+    )
+
+
+# After these, a contribution counts on some servers and not yet on others.
+_UNDECIDED = AbortedError, DeadlineExceededError, UnavailableError
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What all servers have of a step, and what does not count yet.
+
+    Attributes:
+        contribution: To which step, and how.
+        batches: What the servers have.
+    """
+
+    contribution: Contribution
+    batches: Sequence[ServerBatch]
+
+
+class Contributions:
+    """Commits what is staged on all servers. Thread-safe.
+
+    Who is interrupted may have committed it on some of them only. The step would then be complete
+    there and open elsewhere, so it is ended before another one begins.
+
+    Args:
+        servers: The servers.
+        step_tracker: How far this worker is.
+        peer_seconds: How long a server may wait for other workers.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
+        self._peer_seconds = peer_seconds
+        self._staged: Staged | None = None
+        self._committing = threading.Lock()
+
+    def commit(self, staged: Staged) -> None:
+        """Have a contribution count, unless others have closed the step without it."""
+        with self._committing:
+            self._staged = staged
+            self._end(staged)
+
+    def end_interrupted(self) -> None:
+        """End the step in which this worker was interrupted, if there is one."""
+        if self._staged is None:
+            return
+        with self._committing:
+            if self._staged is not None:
+                self._end(self._staged)
+
+    def _end(self, staged: Staged) -> None:
+        try:
+            self._count(staged)
+        except _UNDECIDED:
+            # Some servers may have heard of it.
+            raise
+        except StratagemError:
+            # To repeat it would change nothing.
+            self._staged = None
+            raise
+        mark = staged.contribution.step
+        self._step_tracker.finish(mark.group, mark.step)
+        self._staged = None
+
+    def _count(self, staged: Staged) -> None:
+        contribution = staged.contribution
+        if not self._is_counted(contribution):
+            return
+        if contribution.global_norm:
+            finish(self._servers, contribution.step)
+        for batch in staged.batches:
+            batch.arrived()
+        self._step_tracker.count(contribution.step)
+
+    def _is_counted(self, contribution: Contribution) -> bool:
+        """Commit; false if others have closed the step without this contribution."""
+        mark = contribution.step
+        first, *others = self._servers.used
+        if contribution.replicas_to_aggregate:
+            # The first server decides whose contributions count, on all servers.
+            if self._commit_on([first], mark)[first].dropped:
+                return False
+            self._commit_on(others, mark)
+            return True
+        # The first server last: what counts there counts on all, so that a worker that ends here
+        # and is started again knows what it has to repeat.
+        try:
+            self._commit_on(others, mark)
+        except (*_UNDECIDED, UnstagedContributionError):
+            raise
+        except StratagemError:
+            # The step has failed there, so it is to be over here, too.
+            self._commit_on([first], mark)
+            raise
+        self._commit_on([first], mark)
+        return True
+
+    def _commit_on(
+        self, servers: Sequence[int], mark: StepMark
+    ) -> dict[int, CommitContributionResponse]:
+        wait = self._peer_seconds
+        return self._servers.together({server: updates.commit(mark, wait) for server in servers})
