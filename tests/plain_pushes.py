@@ -12,8 +12,10 @@ import pytest
 
 from stratagem._parameter_server.hosting import store
 from stratagem._parameter_server.hosting.gradients import Route
-from stratagem._parameter_server.hosting.push import PullMode, Pulls, Pushing
-from stratagem._parameter_server.hosting.pusher import Exchange, PlainPushing, pushing_of
+from stratagem._parameter_server.hosting.push import CopyGuard, PullMode
+from stratagem._parameter_server.hosting.pusher import Pusher
+from stratagem._parameter_server.hosting.steps import StepTracker
+from stratagem._ps_client.group import ServerGroup
 
 _WAYS = ("fast", "plain")
 
@@ -42,14 +44,15 @@ def way_to_push(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("fast_pushes"):
         pytest.skip("it shows what a fast way to push spares")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "pushing_of", _plain_pushing_of)
+        patch.setattr(store, "Pusher", _plain_pusher)
         # Gradients are then put together anew for each server and step.
         patch.setattr(Route, "updates", lambda *_: None)
         yield
 
 
-def _plain_pushing_of(mode: PullMode, exchange: Exchange, pulls: Pulls) -> Pushing:
-    if mode is PullMode.IN_FLIGHT:
-        # Whoever chooses it gets other values: this is more than a way to be fast.
-        return pushing_of(mode, exchange, pulls)
-    return PlainPushing(exchange, pulls)
+def _plain_pusher(
+    servers: ServerGroup, step_tracker: StepTracker, guard: CopyGuard, mode: PullMode
+) -> Pusher:
+    # Whoever chooses pushes in flight gets other values: this is more than a way to be fast.
+    in_flight = mode is PullMode.IN_FLIGHT
+    return Pusher(servers, step_tracker, guard, mode if in_flight else PullMode.NEVER)

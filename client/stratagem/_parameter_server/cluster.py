@@ -341,7 +341,7 @@ class TrainingCluster:
 
     def flush(self) -> None:
         """Wait for the pushes in flight."""
-        self._store.pushing.flush()
+        self._store.pusher.flush()
 
 
 class OneProcess:

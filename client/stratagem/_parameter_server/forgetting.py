@@ -209,7 +209,7 @@ class Forgetting:
         self._store.servers.require_present()
         # What modules keep is what is on the servers now, and all pushes are over.
         strategy.extended._before_replicas()
-        self._store.pushing.flush()
+        self._store.pusher.flush()
         membership = self._hosting.membership
         meets = membership.trains and membership.num_workers > 1 and not alone
         if meets:

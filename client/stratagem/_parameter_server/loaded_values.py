@@ -185,7 +185,7 @@ class LoadedValues:
         for hosted in written:
             for part in parts_of(hosted.variable):
                 # The chief may have trained on.
-                part.distrust()
+                part.invalidate()
         return None
 
     def _held(self, hosted: HostedParameter) -> Held:
@@ -290,7 +290,7 @@ def written_in(store: RemoteStore, parameters: ParameterRegistry) -> list[Hosted
     Raises:
         InvalidArgumentError: A parameter has another shape or dtype than before.
     """
-    written = store.pulls.apart(parameters.written_locally)
+    written = store.copy_guard.scan_if_quiet(parameters.written_locally)
     for hosted in written:
         _require_same(hosted)
     return written
@@ -334,10 +334,10 @@ def drop_writes(store: RemoteStore, parameters: ParameterRegistry) -> list[Hoste
 
     Parameters get the variables' values back before the next step.
     """
-    written = store.pulls.apart(parameters.written_locally)
+    written = store.copy_guard.scan_if_quiet(parameters.written_locally)
     for hosted in written:
         for part in parts_of(hosted.variable):
-            part.distrust()
+            part.invalidate()
     return written
 
 

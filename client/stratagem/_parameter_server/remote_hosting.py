@@ -277,7 +277,7 @@ class RemoteHosting(Hosting):
         super().before_replicas()
         self._require_all_namesakes()
         self._agree()
-        self._store.pushing.refresh(None)
+        self._store.pusher.refresh(None)
 
     def begin_run(self) -> None:
         """Give tables the rows that were asked for ahead of a run of the program's."""

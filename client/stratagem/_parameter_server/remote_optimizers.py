@@ -231,7 +231,7 @@ def _apply_step(
     whether the copies of what is stepped are fresh already. `overlap` is what has been sent.
     """
     # The answer to the push before may have the permit for this one.
-    store.pushing.flush()
+    store.pusher.flush()
     store.contributions.end_interrupted()
     store.ends.require_fresh()
     permit = store.permit(step.optimizer)
@@ -261,7 +261,7 @@ def _push(
         updates = {server: batch.update(program) for server, batch in batches}
     rows = rows_behind(step, updates.keys())
     awaited = overlap is not None
-    store.pushing.apply(Push(step.optimizer, permit, updates, route.copies, awaited, rows))
+    store.pusher.apply(Push(step.optimizer, permit, updates, route.copies, awaited, rows))
 
 
 def _contribute(

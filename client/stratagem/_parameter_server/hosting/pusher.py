@@ -1,4 +1,8 @@
-"""Pushing gradients: plain, fused with the next step's read, or in flight."""
+"""Pushing the gradients of a step: alone, with the read of the next run, or in flight.
+
+All three send the same request. They differ in what it asks for behind the step, and in who waits
+for the answer; `Pusher` chooses for each push, since only some runs gain by the faster ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -15,15 +20,10 @@ import torch
 
 from stratagem._core.waiting import uninterrupted
 from stratagem._parameter_server.hosting.push import (
-    Asked,
+    CopyGuard,
     PrefetchedValues,
     PullMode,
-    Pulls,
     Push,
-    Pushing,
-    RunSoFar,
-    Way,
-    way_of,
 )
 from stratagem._parameter_server.hosting.steps import StepTracker
 from stratagem._parameter_server.variables.variable import RemoteVariable, unread
@@ -42,6 +42,243 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.wire.placed import SegmentLayout
 
 _LOG = logging.getLogger("stratagem")
+
+# Values wait in memory of their own for the step that takes them. What takes longer to copy from
+# there than a request takes is not worth it.
+_MOST_PREFETCHED_BYTES = 8 << 20
+
+# What takes longer to send than another thread takes to begin, is sent by that one.
+_MOST_SENT_BYTES = 1 << 20
+
+Answers: TypeAlias = Mapping[int, Answer]
+
+
+class PushMode(Enum):
+    """How a push is sent."""
+
+    PLAIN = auto()
+    """Alone; what it has stepped is read with the answer."""
+
+    FUSED = auto()
+    """With a read of what the next run starts with."""
+
+    IN_FLIGHT = auto()
+    """Likewise, and the program does not wait for the answer."""
+
+
+class Pusher:
+    """How the gradients of one worker reach the servers, and what comes back.
+
+    Each run begins with `refresh`. What it computes is sent by `apply`, once for each step of an
+    optimizer. Anybody may call the other two in between.
+
+    Args:
+        servers: The servers.
+        step_tracker: How far this worker is in its steps.
+        guard: Entered while values come into copies.
+        mode: Whether answers bring all that the next run starts with.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, guard: CopyGuard, mode: PullMode
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
+        self._guard, self._mode = guard, mode
+        self._values = PrefetchedValues(servers, guard)
+        # The run that pushes are a part of: whether it is one, and not a step outside of runs;
+        # whether the one before had one push at most; and how many it has had.
+        self._is_run = self._follows_lone_push = True
+        self._pushes = 0
+        # How to read what a plain push has stepped, by optimizer and server.
+        self._stepped_reads: dict[tuple[str, int], ReadsAfterUpdate] = {}
+        self._copies = OwnCopies()
+        self._flight: PushInFlight[Answers] = PushInFlight(servers.steps)
+        if mode is PullMode.IN_FLIGHT:
+            servers.send_first(self._flight)
+
+    def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
+        """Begin a run.
+
+        Args:
+            variables: What the run needs copies of; None for a step outside of runs, whose copies
+                are fresh by agreement.
+
+        Returns:
+            Whether the copies are as fresh as they have to be; if not, somebody has to read them.
+        """
+        if self._mode is PullMode.NEVER:
+            return False
+        self._is_run, had = variables is not None, self._pushes
+        self._pushes = 0
+        if variables is None:
+            self._follows_lone_push = True
+            return False
+        self._follows_lone_push = had <= 1
+        values, is_out = self._values, self._flight.is_out
+        values.expect(variables)
+        if not is_out and not self._step_tracker.has_permits():
+            values.drop()
+        with self._guard:
+            if values.use(variables, beside_push=is_out):
+                return True
+        if is_out:
+            self._flight.finish()
+            values.drop()
+        return False
+
+    def flush(self) -> None:
+        """Wait until all that was sent is applied.
+
+        Raises:
+            StratagemError: It was not. The next call does not raise that again.
+        """
+        self._flight.finish()
+
+    def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
+        """Forget the values that have come for the next run.
+
+        Args:
+            fresh: Those variables whose copies are all that it needs of them.
+        """
+        self._values.drop(fresh)
+
+    def apply(self, push: Push) -> None:
+        """Have servers apply gradients.
+
+        Afterwards the copies of what is stepped are fresh, unless the program goes on while the
+        push is in flight. No other copies are written, since graphs that are still to be
+        differentiated may need them as they are.
+
+        Raises:
+            StratagemError: A server could not be reached, or has refused its part.
+        """
+        self._pushes += 1
+        values, servers = self._values, self._servers
+        if self._mode is PullMode.IN_FLIGHT and not self._is_run:
+            values.expect([*chain.from_iterable(push.copies.values())])
+        mode = self._mode_of(push)
+        if mode is PushMode.PLAIN:
+            values.drop()
+            with self._guard:
+                self._apply_plainly(push)
+            return
+        asked = values.ask(push)
+        begins = self._begins_after(push)
+
+        def arrived(answers: Answers) -> None:
+            self._take_permits(begins, answers)
+            values.keep(asked, answers)
+
+        if mode is PushMode.FUSED:
+            arrived(servers.push(self._requests(push, asked.following, begins)))
+            push.rows.arrived()
+        else:
+            requests = self._requests(push, asked.following, begins, self._copies)
+            nbytes = sum(request.request_nbytes for request in requests.values())
+            send = partial(servers.send, requests)
+            self._flight.begin(send, arrived, is_large=nbytes > _MOST_SENT_BYTES)
+        with self._guard:
+            values.copy_into(chain.from_iterable(push.copies.values()))
+
+    def _mode_of(self, push: Push) -> PushMode:
+        """Return how to send a push; there is no other in flight.
+
+        Runs that push several times are not worth fusing: all answers but the last would bring
+        values that nobody uses.
+        """
+        expected, flies = self._values.expected, self._mode is PullMode.IN_FLIGHT
+        if (
+            self._mode is PullMode.NEVER
+            or not push.permit.consistency._is_free
+            or not (self._is_run or flies)
+            or not self._follows_lone_push
+            or self._pushes != 1
+            or not expected
+            or not push.updates.keys() >= expected.keys()
+            or self._servers.used[0] not in push.updates
+            or not (flies or self._values.nbytes <= _MOST_PREFETCHED_BYTES)
+        ):
+            return PushMode.PLAIN
+        return PushMode.IN_FLIGHT if flies and not push.is_awaited else PushMode.FUSED
+
+    def _apply_plainly(self, push: Push) -> None:
+        """Send a step, and have its answer bring what is stepped, into the copies themselves."""
+        # A permit for the next step is of use if nobody reads before that.
+        begins = self._begins_after(push) if self._mode is PullMode.ALWAYS else ()
+        copies, then = {}, {}
+        for server, some in push.copies.items():
+            copies[server] = [*unread(some)]
+            then[server] = self._reads_of(push.optimizer, server, copies[server])
+        try:
+            answers = self._servers.push(self._requests(push, then, begins))
+        except BaseException:
+            # What has come is not to count as the user's writing.
+            for variable in chain.from_iterable(copies.values()):
+                variable.invalidate()
+            raise
+        self._take_permits(begins, answers)
+        for server, some in copies.items():
+            each = zip(some, then[server].readings, answers[server].versions, strict=True)
+            for variable, reading, version in each:
+                variable.replaced(version, reading.narrowed_to is not None)
+        push.rows.arrived()
+
+    def _reads_of(
+        self, optimizer: str, server: int, copies: Sequence[RemoteVariable]
+    ) -> ReadsAfterUpdate:
+        """Return how to read what a push has stepped, by what was found out before."""
+        leaves = [variable.leaf for variable in copies]
+        known = self._stepped_reads.get((optimizer, server), NOTHING_FOLLOWS)
+        targets = [reading.into for reading in known.readings]
+        if len(leaves) != len(targets) or not all(map(is_, leaves, targets)):
+            # What is stepped is newer then, so the same words ask for it each time.
+            rounded_to = self._guard.rounded_to
+            known = self._stepped_reads[optimizer, server] = following(
+                [
+                    Reading(one.name, leaf, narrowed_to=rounded_to(one, training=True))
+                    for one, leaf in zip(copies, leaves, strict=True)
+                ]
+            )
+        return known
+
+    def _begins_after(self, push: Push) -> Sequence[StepBegin]:
+        """Return how to ask for a permit for the step behind a push."""
+        if not push.permit.consistency._is_free:
+            return []
+        begins = self._step_tracker.begins([push.optimizer])
+        for begin in begins:
+            # Once this is answered, and nobody looks before at asynchronous steps.
+            begin.finished = push.permit.step
+        return begins
+
+    def _requests(
+        self,
+        push: Push,
+        then: Mapping[int, ReadsAfterUpdate],
+        begins: Sequence[StepBegin],
+        copies: OwnCopies | None = None,
+    ) -> dict[int, Request[Answer]]:
+        """Return what to send to each server: gradients, and what to read behind them.
+
+        The first server is also asked for permits. `copies` makes copies of the gradients; without
+        it they are sent as they are.
+        """
+        first = self._servers.used[0]
+        requests: dict[int, Request[Answer]] = {}
+        for server, (update, _, arrived) in push.updates.items():
+            follows = then.get(server, NOTHING_FOLLOWS)
+            asked = begins if server == first else ()
+            own = None if copies is None else copies.copied(server, update)
+            rows = push.rows.readings.get(server, ())
+            request = and_read(update, follows, asked, own, rows)
+            requests[server] = request if arrived is None else request.then(arrived)
+        return requests
+
+    def _take_permits(self, begins: Sequence[StepBegin], answers: Answers) -> None:
+        first = answers.get(self._servers.used[0])
+        if first is not None and first.grants:
+            self._step_tracker.granted(begins, first.grants)
+
 
 Outcome = TypeVar("Outcome")
 
@@ -186,227 +423,14 @@ class OwnCopies:
     def __init__(self) -> None:
         self._last: dict[int, tuple[SegmentLayout, Sequence[torch.Tensor]]] = {}
 
-    def of(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
+    def copied(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
         """Return copies of the tensors that a server is sent."""
         layout, copies = self._last.get(server, (None, ()))
-        if layout is None or layout is not update.layout:
-            return self._made(server, update)
-        with torch.no_grad():
-            torch._foreach_copy_([*copies], [*update.tensors])
-        return copies
-
-    def _made(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
+        if layout is not None and layout is update.layout:
+            with torch.no_grad():
+                torch._foreach_copy_([*copies], [*update.tensors])
+            return copies
         copies = [tensor.detach().clone() for tensor in update.tensors]
         if update.layout is not None:
             self._last[server] = update.layout, copies
         return copies
-
-
-class Exchange:
-    """What all ways to push have in common: requests, and permits for next steps."""
-
-    def __init__(self, servers: ServerGroup, step_tracker: StepTracker) -> None:
-        self.servers, self.step_tracker = servers, step_tracker
-
-    def begins_after(self, push: Push) -> Sequence[StepBegin]:
-        """Return how to ask for a permit for the step behind a push."""
-        if not push.permit.consistency._is_free:
-            return []
-        begins = self.step_tracker.begins([push.optimizer])
-        for begin in begins:
-            # Once this is answered, and nobody looks before at asynchronous steps.
-            begin.finished = push.permit.step
-        return begins
-
-    def requests(
-        self,
-        push: Push,
-        then: Mapping[int, ReadsAfterUpdate],
-        begins: Sequence[StepBegin],
-        copies: OwnCopies | None = None,
-    ) -> dict[int, Request[Answer]]:
-        """Return what to send to each server: gradients, and what to read behind them.
-
-        The first server is also asked for permits. `copies` makes copies of the gradients; without
-        it they are sent as they are.
-        """
-        first = self.servers.used[0]
-        requests: dict[int, Request[Answer]] = {}
-        for server, (update, _, arrived) in push.updates.items():
-            follows = then.get(server, NOTHING_FOLLOWS)
-            asked = begins if server == first else ()
-            own = None if copies is None else copies.of(server, update)
-            rows = push.rows.readings.get(server, ())
-            request = and_read(update, follows, asked, own, rows)
-            requests[server] = request if arrived is None else request.then(arrived)
-        return requests
-
-    def take_permits(self, begins: Sequence[StepBegin], answers: Mapping[int, Answer]) -> None:
-        """Note the permits that came with answers, if any did."""
-        first = answers.get(self.servers.used[0])
-        if first is not None and first.grants:
-            self.step_tracker.granted(begins, first.grants)
-
-
-class PlainPushing(Pushing):
-    """Sends a step, and waits until its answer has brought what is stepped.
-
-    That goes into the copies before the push returns, as an optimizer of torch leaves its
-    parameters. With `asks_ahead` it asks for a permit for the next step as well, which is of use if
-    nobody reads before that.
-    """
-
-    def __init__(self, exchange: Exchange, pulls: Pulls, asks_ahead: bool = False) -> None:
-        self._exchange, self._pulls = exchange, pulls
-        self._asks_ahead = asks_ahead
-        # By optimizer and server.
-        self._known: dict[tuple[str, int], ReadsAfterUpdate] = {}
-
-    def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-    def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
-        pass
-
-    def apply(self, push: Push) -> None:
-        with self._pulls:
-            self._apply(push)
-
-    def _apply(self, push: Push) -> None:
-        exchange = self._exchange
-        copies = {server: [*unread(some)] for server, some in push.copies.items()}
-        begins = exchange.begins_after(push) if self._asks_ahead else ()
-        then = {
-            server: self._followed(push.optimizer, server, some) for server, some in copies.items()
-        }
-        try:
-            answers = exchange.servers.push(exchange.requests(push, then, begins))
-        except BaseException:
-            # What has come is not to count as the user's writing.
-            for variable in chain.from_iterable(copies.values()):
-                variable.distrust()
-            raise
-        exchange.take_permits(begins, answers)
-        for server, some in copies.items():
-            _accept(some, then[server], answers[server])
-        push.rows.arrived()
-
-    def _followed(
-        self, optimizer: str, server: int, copies: Sequence[RemoteVariable]
-    ) -> ReadsAfterUpdate:
-        """Return how to read what a push has stepped, by what was found out before."""
-        leaves = [variable.leaf for variable in copies]
-        known = self._known.get((optimizer, server), NOTHING_FOLLOWS)
-        targets = [reading.into for reading in known.readings]
-        if len(leaves) != len(targets) or not all(map(is_, leaves, targets)):
-            # What is stepped is newer then, so the same words ask for it each time.
-            rounded_to = self._pulls.rounded_to
-            known = self._known[optimizer, server] = following(
-                [
-                    Reading(one.name, leaf, narrowed_to=rounded_to(one, training=True))
-                    for one, leaf in zip(copies, leaves, strict=True)
-                ]
-            )
-        return known
-
-
-def _accept(variables: Sequence[RemoteVariable], then: ReadsAfterUpdate, answer: Answer) -> None:
-    each = zip(variables, then.readings, answer.versions, strict=True)
-    for variable, reading, version in each:
-        variable.replaced(version, reading.narrowed_to is not None)
-
-
-# What takes longer to send than another thread takes to begin, is sent by that one.
-_MOST_SENT_BYTES = 1 << 20
-
-Answers = Mapping[int, Answer]
-
-
-class FusedPushing(Pushing):
-    """Spares the next run its request for values and permits, wherever it can.
-
-    What a push has stepped goes into the copies at once. The rest waits for the run. The mode is
-    ALWAYS or IN_FLIGHT.
-    """
-
-    def __init__(self, exchange: Exchange, pulls: Pulls, mode: PullMode) -> None:
-        self._exchange, self._pulls, self._mode = exchange, pulls, mode
-        is_waited_for = mode is not PullMode.IN_FLIGHT
-        self._plain = PlainPushing(exchange, pulls, asks_ahead=is_waited_for)
-        self._values = PrefetchedValues(exchange.servers, pulls)
-        self._run = RunSoFar(is_run=True, follows_lone_push=True)
-        self._copies = OwnCopies()
-        self._flight: PushInFlight[Answers] = PushInFlight(exchange.servers.steps)
-        if not is_waited_for:
-            exchange.servers.send_first(self._flight)
-
-    def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
-        if variables is None:
-            self._run = RunSoFar(is_run=False, follows_lone_push=True)
-            return False
-        self._run = RunSoFar(True, follows_lone_push=self._run.pushes <= 1)
-        self._values.expect(variables)
-        if self._flight.is_out:
-            return self._refresh_beside_push(variables)
-        if not self._exchange.step_tracker.has_permits():
-            self._values.drop()
-        with self._pulls:
-            return self._values.use(variables)
-
-    def _refresh_beside_push(self, variables: Sequence[RemoteVariable]) -> bool:
-        with self._pulls:
-            if self._values.use(variables, beside_push=True):
-                return True
-        self._flight.finish()
-        self._values.drop()
-        return False
-
-    def flush(self) -> None:
-        self._flight.finish()
-
-    def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
-        self._values.drop(fresh)
-
-    def apply(self, push: Push) -> None:
-        self._run.pushes += 1
-        values, first = self._values, self._exchange.servers.used[0]
-        if self._mode is PullMode.IN_FLIGHT and not self._run.is_run:
-            values.expect([*chain.from_iterable(push.copies.values())])
-        way = way_of(push, self._mode, self._run, values.expected, first)
-        if way is Way.PLAIN:
-            values.drop()
-            self._plain.apply(push)
-            return
-        self._send(push, way)
-        with self._pulls:
-            values.take(chain.from_iterable(push.copies.values()))
-
-    def _send(self, push: Push, way: Way) -> None:
-        exchange = self._exchange
-        asked = self._values.ask(push)
-        begins = exchange.begins_after(push)
-        arrived = partial(self._arrived, asked, begins)
-        if way is Way.FUSED:
-            requests = exchange.requests(push, asked.following, begins)
-            arrived(exchange.servers.push(requests))
-            push.rows.arrived()
-            return
-        requests = exchange.requests(push, asked.following, begins, self._copies)
-        nbytes = sum(request.request_nbytes for request in requests.values())
-        send = partial(exchange.servers.send, requests)
-        self._flight.begin(send, arrived, is_large=nbytes > _MOST_SENT_BYTES)
-
-    def _arrived(self, asked: Asked, begins: Sequence[StepBegin], answers: Answers) -> None:
-        self._exchange.take_permits(begins, answers)
-        versions = {server: answer.versions for server, answer in answers.items()}
-        self._values.came(asked, versions)
-
-
-def pushing_of(mode: PullMode, exchange: Exchange, pulls: Pulls) -> Pushing:
-    """Return how a worker pushes that has sent nothing yet."""
-    if mode is PullMode.NEVER:
-        return PlainPushing(exchange, pulls)
-    return FusedPushing(exchange, pulls, mode)

@@ -14,8 +14,8 @@ import torch
 
 from stratagem._parameter_server.hosting.attachment import Training
 from stratagem._parameter_server.hosting.gradients import GradientRouter, Programs
-from stratagem._parameter_server.hosting.push import PullMode, Pulls, Pushing
-from stratagem._parameter_server.hosting.pusher import Exchange, pushing_of
+from stratagem._parameter_server.hosting.push import CopyGuard, PullMode
+from stratagem._parameter_server.hosting.pusher import Pusher
 from stratagem._parameter_server.hosting.steps import (
     Contributions,
     StepPermit,
@@ -70,10 +70,10 @@ class StepReads:
     """
 
     def __init__(
-        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float, pulls: Pulls
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float, guard: CopyGuard
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
-        self._peer_seconds, self._pulls = peer_seconds, pulls
+        self._peer_seconds, self._guard = peer_seconds, guard
         self.rejected: dict[str, int] = {}
 
     def bring(
@@ -89,18 +89,18 @@ class StepReads:
         Returns:
             Permits for these steps; none if one has to wait.
         """
-        rounded_to = self._pulls.rounded_to
+        rounded_to = self._guard.rounded_to
         readings = {
             server: [one.reading(rounded_to(one, training)) for one in group]
             for server, group in groups.items()
         }
-        with self._pulls:
+        with self._guard:
             try:
                 versions, grants = self.begin(readings, begins)
             except BaseException:
                 # What has come of other servers is not to count as the user's writing.
                 for variable in chain.from_iterable(groups.values()):
-                    variable.distrust()
+                    variable.invalidate()
                 raise
             for server, group in groups.items():
                 each = zip(group, readings[server], versions[server], strict=True)
@@ -189,10 +189,10 @@ class StepEnds:
     """Leaves copies as the step that was taken last has made them."""
 
     def __init__(
-        self, servers: ServerGroup, step_tracker: StepTracker, reads: StepReads, pushing: Pushing
+        self, servers: ServerGroup, step_tracker: StepTracker, reads: StepReads, pusher: Pusher
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
-        self._reads, self._pushing = reads, pushing
+        self._reads, self._pusher = reads, pusher
         self._behind: tuple[Copies, StratagemError] | None = None
 
     def wait(self, copies: Copies) -> None:
@@ -219,7 +219,7 @@ class StepEnds:
             return
         if grants:
             step_tracker.granted(begins, grants)
-            self._pushing.drop(fresh=[*chain.from_iterable(groups.values())])
+            self._pusher.drop(fresh=[*chain.from_iterable(groups.values())])
 
     def require_fresh(self) -> None:
         """Refuse a step that was not computed on the values of all steps before."""
@@ -258,9 +258,9 @@ class RemoteStore:
         pull_mode: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
-        pulls: How values come into copies.
+        copy_guard: Entered while values come into copies.
         pull_mode: Whether the answer to a push brings what the next step starts with.
-        pushing: How gradients go, where they do not wait for those of others.
+        pusher: How gradients go, where they do not wait for those of others.
         contributions: What it contributes to synchronous steps.
         programs: How servers are told of steps.
         routes: Where gradients go.
@@ -281,15 +281,14 @@ class RemoteStore:
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.step_tracker = step_tracker
-        self.pulls: Pulls = Pulls(servers, pull_dtype)
+        self.copy_guard: CopyGuard = CopyGuard(servers, pull_dtype)
         self.pull_mode = pull_mode
-        exchange = Exchange(servers, step_tracker)
-        self.pushing: Pushing = pushing_of(pull_mode, exchange, self.pulls)
+        self.pusher: Pusher = Pusher(servers, step_tracker, self.copy_guard, pull_mode)
         self.contributions: Contributions = Contributions(servers, step_tracker, peer_seconds)
         self.programs: Programs = Programs()
         self.routes: GradientRouter = GradientRouter()
-        self.reads: StepReads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
-        self.ends: StepEnds = StepEnds(servers, step_tracker, self.reads, self.pushing)
+        self.reads: StepReads = StepReads(servers, step_tracker, peer_seconds, self.copy_guard)
+        self.ends: StepEnds = StepEnds(servers, step_tracker, self.reads, self.pusher)
         self.training: Training = Training()
         self.table_changes = 0
 
@@ -375,7 +374,7 @@ class RemoteStore:
         self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
         self.require(copies)
-        if training and self.pushing.refresh(copies):
+        if training and self.pusher.refresh(copies):
             return
         bring = partial(self.reads.bring, training=training)
         groups = by_server(unread(copies))
@@ -416,7 +415,7 @@ class RemoteStore:
         self.require(variables)
         alike: dict[_RowKind, list[int]] = defaultdict(list)
         for number, variable in enumerate(variables):
-            rounded_to = self.pulls.rounded_to(variable, training)
+            rounded_to = self.copy_guard.rounded_to(variable, training)
             kind = variable.place.server, variable.dtype, variable.shape[1:], rounded_to
             alike[kind].append(number)
         readings: dict[int, list[RowsReading]] = defaultdict(list)

@@ -386,7 +386,7 @@ class RemoteVariable(Variable):
         """Note that this process had the variable written, but not the copy."""
         self._outdated = True
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Note that the copy may be no value of the variable at all."""
         if self._hosted is not None:
             self._hosted.accept_everywhere()
