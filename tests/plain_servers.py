@@ -13,7 +13,7 @@ import pytest
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
-from stratagem_psserver.variables.read_plans import ReadPlan
+from stratagem_psserver.variables.reads import ReadPlan
 
 _WAYS = ("fast", "plain")
 
@@ -43,9 +43,13 @@ def way_to_serve(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("it shows what a fast path of servers spares")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepPlans, "recognise", lambda *_: None)
-        patch.setattr(ReadPlanCache, "of", _planned_anew)
+        patch.setattr(ReadPlanCache, "plan", _planned_anew)
         yield
 
 
-def _planned_anew(cache: ReadPlanCache, selections: Sequence[pb.Selection]) -> ReadPlan:
-    return ReadPlan.of(cache._store, selections)
+def _planned_anew(
+    cache: ReadPlanCache,
+    selections: Sequence[pb.Selection],
+    joint_rows: Sequence[pb.JointRows] = (),
+) -> ReadPlan:
+    return ReadPlan.of(cache._store, selections).with_rows(cache._store, joint_rows)

@@ -23,7 +23,7 @@ from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Role, Task
 from stratagem_proto.wire.channel import GRPC, TCP, UNIX, open_channel
 from stratagem_proto.wire.proving import CHALLENGE
-from stratagem_psserver.exactly_once.session import session_of
+from stratagem_psserver.exactly_once.sessions import session_of
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 

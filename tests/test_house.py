@@ -55,7 +55,7 @@ import sys
 import torch
 import stratagem_psserver.server
 from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
+from stratagem_psserver.optimization.torch_rules import make_optimizer, take_step
 
 for rule in OPTIMIZERS.values():
     parameter = torch.ones(2, 2)

@@ -44,15 +44,14 @@ from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
 from stratagem_proto.versions import first_of_another_run
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_psserver.exactly_once.closures import dump_closures, restore_closures
 from stratagem_psserver.exactly_once.numbering import Numbering
-from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import allocating
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.tables.reading import read_table
-from stratagem_psserver.variables.snapshot import Snapshot
-from stratagem_psserver.variables.snapshot_values import SnapshotValue
+from stratagem_psserver.variables.restoring import read_table
+from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue
 from stratagem_psserver.variables.store import VariableStore
 
 _ADVICE = "start it where there is more, or let strategy.restore() use more servers"

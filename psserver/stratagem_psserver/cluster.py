@@ -12,7 +12,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import FilteredTasks, Task
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 
 
 class DeviceFilters:

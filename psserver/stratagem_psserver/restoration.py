@@ -15,9 +15,7 @@ from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun
 from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
-from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.recorded_closures import spaces_of
-from stratagem_psserver.exactly_once.spaces import Space
+from stratagem_psserver.exactly_once.closures import ClosureLedger, Coordinator, closures_from_json
 from stratagem_psserver.variables.restoring import Restored
 
 
@@ -34,7 +32,7 @@ class Accounts:
     """
 
     data: Sequence[DataLedger] | None
-    closures: Mapping[bytes, Space]
+    closures: Mapping[bytes, Coordinator]
 
     def replace(self, data: DataLedgers, closures: ClosureLedger) -> None:
         """Replace a server's ledgers by these."""
@@ -58,7 +56,7 @@ def read_accounts(checkpoint: Checkpoint, request: StageVariablesRequest, task: 
     renamed = partial(_renamed, request.restoration)
     with refused_if_unsound(str(checkpoint.folder)):
         own = servers.get(part_name(task), {}) if request.closures else {}
-        closures = {renamed(name): one for name, one in spaces_of(own.get("closures", ()))}
+        closures = {renamed(name): one for name, one in closures_from_json(own.get("closures", ()))}
         data = _ledgers(servers.values()) if request.data else None
         for ledger in data or ():
             ledger.leave_to_next(renamed, again=request.closures)

@@ -57,17 +57,18 @@ from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.exactly_once.receiving import Chunks
 from stratagem_psserver.log.changes import Changes
-from stratagem_psserver.rpcs.answers import Frames
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
-from stratagem_psserver.rpcs.closures import ClosureRpcs, DrawRpcs
-from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
-from stratagem_psserver.rpcs.contributions import ContributionRpcs
-from stratagem_psserver.rpcs.sessions import BarrierRpcs, SessionRpcs
+from stratagem_psserver.rpcs.sessions import (
+    BarrierRpcs,
+    ClosureRpcs,
+    DrawRpcs,
+    SessionRpcs,
+    SuccessionRpcs,
+)
 from stratagem_psserver.rpcs.status import ParameterServerFacts
-from stratagem_psserver.rpcs.succession import SuccessionRpcs
+from stratagem_psserver.rpcs.steps import ConsistencyRpcs, ContributionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
-from stratagem_psserver.rpcs.values import ValueRpcs
-from stratagem_psserver.rpcs.variables import KeyRpcs, VariableRpcs
+from stratagem_psserver.rpcs.values import Frames, KeyRpcs, ValueRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import RequestStream
 
@@ -199,15 +200,15 @@ def succession_handler(state: ServerState) -> grpc.GenericRpcHandler:
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
     return {
         "OpenSession": methods.unary(session_pb2.OpenSessionRequest, rpcs.open),
-        "Heartbeat": methods.untold(session_pb2.HeartbeatRequest, rpcs.heartbeat),
-        "AttendSession": methods.untold(session_pb2.AttendSessionRequest, rpcs.attend),
+        "Heartbeat": methods.unary_not_durable(session_pb2.HeartbeatRequest, rpcs.heartbeat),
+        "AttendSession": methods.unary_not_durable(session_pb2.AttendSessionRequest, rpcs.attend),
         "CloseSession": methods.unary(session_pb2.CloseSessionRequest, rpcs.close),
     }
 
 
 def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Handlers:
     return {
-        "CreateVariables": methods.staged(CreateVariablesHeader, rpcs.create),
+        "CreateVariables": methods.upload(CreateVariablesHeader, rpcs.create),
         "DescribeVariables": methods.unary(DescribeVariablesRequest, rpcs.describe),
         "ListVariables": methods.unary(ListVariablesRequest, rpcs.list),
         "DeleteVariables": methods.unary(DeleteVariablesRequest, rpcs.delete),
@@ -218,16 +219,16 @@ def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Ha
 def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
     return {
         "Read": methods.streamed(pb.ReadRequest, rpcs.read),
-        "Assign": methods.staged(AssignHeader, rpcs.assign),
+        "Assign": methods.upload(AssignHeader, rpcs.assign),
     }
 
 
 def _update_methods(methods: Methods, state: ServerState) -> Handlers:
     rpcs = UpdateRpcs(state)
     return {
-        "UpdateAndRead": methods.exchanged(pb.UpdateHeader, rpcs.update_and_read),
-        "Update": methods.staged(pb.UpdateHeader, rpcs.update),
-        "UpdateNonSlot": methods.staged(pb.UpdateHeader, rpcs.update_non_slot),
+        "UpdateAndRead": methods.bidi(pb.UpdateHeader, rpcs.update_and_read),
+        "Update": methods.upload(pb.UpdateHeader, rpcs.update),
+        "UpdateNonSlot": methods.upload(pb.UpdateHeader, rpcs.update_non_slot),
     }
 
 
@@ -267,9 +268,9 @@ class Methods:
         async def answer(request: Request) -> bytes:
             return await self._durable(method(request))
 
-        return self.untold(request_type, answer)
+        return self.unary_not_durable(request_type, answer)
 
-    def untold(
+    def unary_not_durable(
         self, request_type: type[Request], method: Callable[[Request], Awaitable[Response]]
     ) -> Make:
         """As `unary`, of an RPC whose answer tells of no change."""
@@ -293,7 +294,7 @@ class Methods:
             await self._changes.durable()
             raise
 
-    def staged(
+    def upload(
         self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
     ) -> Make:
         """As `unary`, of an RPC that takes a stream of frames."""
@@ -311,7 +312,7 @@ class Methods:
 
         return make
 
-    def exchanged(
+    def bidi(
         self,
         header_type: type[Header],
         method: Callable[[Header, Chunks, Segment | None], Awaitable[Frames]],

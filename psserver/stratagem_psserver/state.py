@@ -27,24 +27,20 @@ from stratagem_psserver.data_ledgers import DataLedgers
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import SessionLedger
-from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.exactly_once.mutations import ClosureTurns, Mutations, ReplayedMutations
 from stratagem_psserver.exactly_once.receiving import Receiver
-from stratagem_psserver.exactly_once.recording import ClosureTurns
-from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
-from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.exactly_once.sessions import Session, Succession
 from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits import Budget, VariableMemoryLimit
 from stratagem_psserver.log.changes import Changes
-from stratagem_psserver.optimization.kept_gradients import KeptGradients
+from stratagem_psserver.optimization.gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Absences, Rounds
-from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
-from stratagem_psserver.variables.snapshot import Snapshots
+from stratagem_psserver.variables.snapshots import HeldSnapshot, HeldSnapshots, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting import LOCK, Attendance, AwaitedClient, Waiter, Waits, listed
 
@@ -196,7 +192,7 @@ class ServerState:
             PermissionDeniedError: The call may not act for it.
             SessionLostError: No session with that id is open.
         """
-        return self.ledger.of_call(shown, self.clock())
+        return self.ledger.authenticate(shown, self.clock())
 
     def finished(self, shown: bytes, step: int, report: bytes) -> Session:
         """Note the last step that a client has finished, and return its session.
@@ -337,7 +333,7 @@ class ServerState:
         Raises:
             FailedPreconditionError: The session has no such snapshot.
         """
-        return self.held.of(session_id, snapshot) if snapshot else self.store
+        return self.held.get(session_id, snapshot) if snapshot else self.store
 
     def _noted(self, what: str, wait: LockWait) -> AbstractContextManager[None]:
         """Return a context in which a wait for a lock can be seen.
@@ -358,15 +354,15 @@ class ServerState:
             group: The group of the step.
             use: What the decision is made for.
         """
-        return self.group_locks.holding(lambda: [group], use)
+        return Holding(self.group_locks, lambda: [group], use)
 
     def locked(self, names: Iterable[str], use: LockUse) -> Holding:
         """Return a context that holds the locks of variables; a slot has the lock of its owner."""
-        return self.locked_owners(partial(self.store.owners, list(names)), use)
+        return Holding(self.locks, partial(self.store.owners, list(names)), use)
 
     def locked_owners(self, owners: Callable[[], list[str]], use: LockUse) -> Holding:
         """Return a context that holds the locks of these owners; see `VariableStore.owners`."""
-        return self.locks.holding(owners, use)
+        return Holding(self.locks, owners, use)
 
     def changing(self, names: Iterable[str], use: LockUse) -> AbstractAsyncContextManager[None]:
         """Return a context in which variables may be changed in place; it holds their locks."""
@@ -384,7 +380,7 @@ class _Changing:
 
     def __init__(self, state: ServerState, owners: Callable[[], list[str]], use: LockUse) -> None:
         self._state, self._owners = state, owners
-        self._locks = state.locks.holding(owners, use)
+        self._locks = Holding(state.locks, owners, use)
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()
@@ -397,7 +393,8 @@ class _Changing:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            self._state.store.recount(self._owners())
+            if self._state.store.memory_limit.is_limited:
+                self._state.store.recount(self._owners())
             self._state.held.fit()
         finally:
             self._locks.release()

@@ -8,7 +8,7 @@ from stratagem_proto.v1.consistency_pb2 import Consistency, StepBegin, StepGrant
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.exactly_once.numbering import Numbering
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from tests.consistency.history import Seen
 from tests.consistency.simulation import Server, Work
 

@@ -20,7 +20,7 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.exactly_once.numbering import Apply, Numbering
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import Budget
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds

@@ -21,7 +21,7 @@ from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.status import CallError
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.environment import Compute, Environment
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.service import Service
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
@@ -67,7 +67,7 @@ class _Server:
         self.state = ServerState(settings, environment)
         service = Service(self.state)
         self.handlers = (*service.handlers, *service.handlers_for_all)
-        name = self.state.ledger.claim(_SESSION)
+        name = self.state.ledger.verify_caller(_SESSION)
         self.state.open_session(Session(name, ROLE_CHIEF, Task(job="worker")))
         value = torch.ones(2, 3)
         spec = VariableSpec(name="w", tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)

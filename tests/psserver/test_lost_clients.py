@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.state import LostClients
 
 

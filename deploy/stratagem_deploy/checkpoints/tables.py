@@ -11,8 +11,8 @@ from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.checkpoint.wholes import Whole, WholeTable
 from stratagem_proto.division import PartRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_psserver.tables.reading import read_table
-from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.restoring import read_table
+from stratagem_psserver.variables.snapshots import Snapshot
 from stratagem_psserver.variables.store import VariableStore
 
 

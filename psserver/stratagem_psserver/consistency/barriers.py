@@ -13,7 +13,7 @@ from stratagem_proto.input_order import MAX_REPORTED, BatchRead, different_input
 from stratagem_proto.protocol import check_name
 from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.consistency_pb2 import InputDigest
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.waiting import AwaitedClient, listed
 
 # The most passages that tasks wait for, and the most that are remembered.

@@ -32,7 +32,7 @@ from stratagem_psserver.consistency.rules import (
     rule_of,
     rule_to_json,
 )
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.synchronous.contributions import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
 from stratagem_psserver.waiting import AwaitedClient, listed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,8 +26,8 @@ from stratagem_proto.v1.checkpoint_pb2 import TaskPosition
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER, CountedStep
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader
 from stratagem_psserver.checkpoint_gate import check_report
-from stratagem_psserver.exactly_once.intents import intent_of
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.numbering import intent_of
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.log.changes import Mutation
 
 # A push in flight may belong to the step before the one that its worker has begun.
@@ -100,7 +100,14 @@ class CountedSteps:
             return response
         known = step.records.get(counted.ordinal)
         if known is not None:
-            _require_same(session, counted, known.intent, _intent(request))
+            if (now := _intent(request)) != known.intent:
+                raise FailedPreconditionError(
+                    f"{session.label} was started again and repeats step {counted.number}, and "
+                    f"does not do the same: its change {counted.ordinal} of this server was "
+                    f"{known.intent}, but now it is {now}. So that all is applied once, let what a "
+                    "step of strategy.steps() changes, and in which order, depend on its number "
+                    "and its data alone"
+                )
             return response_type.FromString(known.response)
         if len(step.records) >= MAX_RECORDS or step.nbytes >= MAX_RECORD_BYTES:
             raise ResourceExhaustedError(
@@ -133,7 +140,8 @@ class CountedSteps:
     def applied(self, session: Session, request: Mutation, response: bytes) -> None:
         """Note that a request was applied, after `begin`; `response` is its encoded answer."""
         counted = request.key.counted
-        if not counted.number and _is_training_task(session) and _is_training(request):
+        trains = isinstance(request, AssignHeader | pb.UpdateHeader | pb.CommitContributionRequest)
+        if not counted.number and trains and _is_training_task(session):
             self._task(session.label).uncounted = True
         step = self._step(session, counted)
         if step is not None:
@@ -184,7 +192,11 @@ class CountedSteps:
             label: {
                 "uncounted": task.uncounted,
                 "steps": [
-                    [step.number, _text(step.report), _records_to_json(step.records)]
+                    [
+                        step.number,
+                        _text(step.report),
+                        [[n, one.intent, _text(one.response)] for n, one in step.records.items()],
+                    ]
                     for step in task.steps
                 ],
             }
@@ -196,7 +208,8 @@ class CountedSteps:
         for label, item in facts.items():
             task = self._tasks[label] = _Task(uncounted=item["uncounted"])
             for number, report, records in item["steps"]:
-                step = _Step(number, b64decode(report), _records_from_json(records))
+                known = {n: _Record(intent, b64decode(text)) for n, intent, text in records}
+                step = _Step(number, b64decode(report), known)
                 step.nbytes = sum(
                     len(one.response) + len(one.intent) for one in step.records.values()
                 )
@@ -225,10 +238,6 @@ def _is_training_task(session: Session) -> bool:
     return bool(session.task.job) and session.role in (ROLE_CHIEF, ROLE_WORKER) and own
 
 
-def _is_training(request: Mutation) -> bool:
-    return isinstance(request, AssignHeader | pb.UpdateHeader | pb.CommitContributionRequest)
-
-
 def _intent(request: Mutation) -> str:
     """Return what a request does, as far as it is the same when its step is repeated.
 
@@ -239,23 +248,5 @@ def _intent(request: Mutation) -> str:
     return intent_of(request).summary
 
 
-def _require_same(session: Session, counted: CountedStep, was: str, now: str) -> None:
-    if was != now:
-        raise FailedPreconditionError(
-            f"{session.label} was started again and repeats step {counted.number}, and does not do "
-            f"the same: its change {counted.ordinal} of this server was {was}, but now it is "
-            f"{now}. So that all is applied once, let what a step of strategy.steps() changes, and "
-            "in which order, depend on its number and its data alone"
-        )
-
-
 def _text(content: bytes) -> str:
     return b64encode(content).decode()
-
-
-def _records_to_json(records: Mapping[int, _Record]) -> Collection[Any]:
-    return [[ordinal, one.intent, _text(one.response)] for ordinal, one in records.items()]
-
-
-def _records_from_json(items: Iterable[Any]) -> dict[int, _Record]:
-    return {ordinal: _Record(intent, b64decode(text)) for ordinal, intent, text in items}

@@ -25,9 +25,7 @@ from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, Scalar
 from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.counted_steps import CountedSteps
-from stratagem_psserver.exactly_once.fence import Fence, superseded
-from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.exactly_once.sessions import Fence, Session, Succession, superseded
 
 MAX_SESSIONS = 65_536
 
@@ -52,13 +50,13 @@ class SessionLedger:
         reconnect_seconds: A session whose connection was closed ends after this much silence, if
             that is less than the lease.
         succession: Says which programs are refused; by default none.
-        claim: Returns the session that the present call may act for by what it shows, or raises
-            why it may not; by default each may, and shows the session itself.
+        verify_caller: Returns the session that the present call may act for by its credential, or
+            raises why it may not; by default each may, and shows the session itself.
         require_reached: Raises if the client of a call, by what it shows, was told of changes that
             the server has lost.
 
     Attributes:
-        claim: The same.
+        verify_caller: The same.
         fence: Says which process of each task acts.
         counted: How far tasks are in the steps that their programs count.
     """
@@ -68,10 +66,10 @@ class SessionLedger:
         lease_seconds: float,
         reconnect_seconds: float = math.inf,
         succession: Succession | None = None,
-        claim: Callable[[bytes], bytes] = bytes,
+        verify_caller: Callable[[bytes], bytes] = bytes,
         require_reached: Callable[[bytes], None] = lambda shown: None,
     ) -> None:
-        self.claim, self._require_reached = claim, require_reached
+        self.verify_caller, self._require_reached = verify_caller, require_reached
         self._lease = lease_seconds
         self._reconnect = min(reconnect_seconds, lease_seconds)
         self._attended: Counter[bytes] = Counter()
@@ -135,8 +133,13 @@ class SessionLedger:
         if session.id not in self._open:
             self._require_room(session)
         known = self.known(session.id)
-        if known is not None:
-            _require_same(session, known)
+        if known is not None and (session.role, session.task) != (known.role, known.task):
+            # As another one it might do other things.
+            raise PermissionDeniedError(
+                f"session {known.id.hex()[:8]} was opened by {known.label}, with the role "
+                f"{name_of(known.role)}, and is its own for ever; {session.label} cannot open it "
+                f"with the role {name_of(session.role)}. Open a session with another id"
+            )
         self.fence.require(session)
         return known
 
@@ -151,11 +154,11 @@ class SessionLedger:
                 f"{MAX_SESSIONS}; close those that are not needed"
             )
 
-    def of_call(self, shown: bytes, now: float) -> Session:
+    def authenticate(self, credential: bytes, now: float) -> Session:
         """Return the session of the present call, as `session`.
 
         Args:
-            shown: What the request shows.
+            credential: What the request shows.
             now: The time.
 
         Raises:
@@ -163,8 +166,8 @@ class SessionLedger:
             SessionLostError: It is not open, or the server has lost what it had told the client.
             SupersededError: Another program or process has taken the place of the client's.
         """
-        session = self.session(self.claim(shown), now)
-        self._require_reached(shown)
+        session = self.session(self.verify_caller(credential), now)
+        self._require_reached(credential)
         return session
 
     def session(self, session_id: bytes, now: float) -> Session:
@@ -189,11 +192,14 @@ class SessionLedger:
             PermissionDeniedError: The call may not act for the session.
             SessionLostError: No session with that id is open.
         """
-        session = self._renewed(self.claim(heartbeat.session_id), now)
+        session = self._renewed(self.verify_caller(heartbeat.session_id), now)
         session.doing = heartbeat.doing[:MAX_CHARACTERS] or session.doing
         session.awaited = heartbeat.awaited[:_MOST_AWAITED]
         session.waits = heartbeat.waits[:_MOST_AWAITED]
-        session.scalars = [*map(_shortened, heartbeat.scalars[:MOST_SCALARS])]
+        session.scalars = [
+            Scalar(name=one.name[:SCALAR_NAME_CHARACTERS], value=one.value)
+            for one in heartbeat.scalars[:MOST_SCALARS]
+        ]
         session.pace = heartbeat.pace if heartbeat.HasField("pace") else session.pace
         return session
 
@@ -206,8 +212,10 @@ class SessionLedger:
         session.expires = now + (self._reconnect if cut_off else self._lease)
         return session
 
-    def attend(self, session_id: bytes) -> None:
-        """Note that a call attends a session, which lasts as long as it; `leave` follows.
+    def hold_liveness_call(self, session_id: bytes) -> None:
+        """Note that a call attends a session, which lasts as long as it does.
+
+        `end_liveness_call` follows.
 
         Raises:
             SessionLostError: The session is not open.
@@ -223,7 +231,7 @@ class SessionLedger:
         self._attended[session_id] += 1
         self._cut_off.pop(session_id, None)
 
-    def leave(self, session_id: bytes, now: float) -> None:
+    def end_liveness_call(self, session_id: bytes, now: float) -> None:
         """Note that a call that attended a session has ended.
 
         When a process ends, the system closes its connections at once: the session then has only
@@ -315,16 +323,6 @@ class SessionLedger:
             self._ended.popitem(last=False)
 
 
-def _require_same(session: Session, known: Session) -> None:
-    """Refuse to open a session again as another one, which might do other things."""
-    if (session.role, session.task) != (known.role, known.task):
-        raise PermissionDeniedError(
-            f"session {known.id.hex()[:8]} was opened by {known.label}, with the role "
-            f"{name_of(known.role)}, and is its own for ever; {session.label} cannot open it with "
-            f"the role {name_of(session.role)}. Open a session with another id"
-        )
-
-
 def _lost(session_id: bytes, ended: bool) -> str:
     reason = (
         "its lease ran out or it was closed; open it again to go on"
@@ -333,7 +331,3 @@ def _lost(session_id: bytes, ended: bool) -> str:
         "attach again, or restore a checkpoint"
     )
     return f"session {session_id.hex()[:8]} is not known: {reason}"
-
-
-def _shortened(scalar: Scalar) -> Scalar:
-    return Scalar(name=scalar.name[:SCALAR_NAME_CHARACTERS], value=scalar.value)

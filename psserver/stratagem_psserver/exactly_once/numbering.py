@@ -1,12 +1,16 @@
-"""The numbers of a client's requests: which were applied, and with what outcome.
+"""How a request is known again: by its number in its session, and by what it changes.
 
 This module is pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+from typing import Any
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -14,8 +18,16 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
+from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2, draws_pb2
+from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.variable_requests_pb2 import (
+    AssignHeader,
+    CreateVariablesHeader,
+    DeleteVariablesRequest,
+)
+from stratagem_psserver.log.changes import Mutation
 
 # A client has a handful of requests in flight. Without this limit, one that never acknowledges
 # replies would fill the memory.
@@ -100,7 +112,7 @@ class Numbering:
         following = max(self.last, self.acknowledged) + 1
         if key.sequence > following:
             return WaitForEarlier(following)
-        if self._has_too_many_replies():
+        if len(self._replies) >= MAX_UNACKNOWLEDGED or self._reply_bytes >= MAX_REPLY_BYTES:
             return Refused(
                 ResourceExhaustedError(
                     f"{len(self._replies)} replies of this session await their "
@@ -151,13 +163,73 @@ class Numbering:
         self._replies[reply.sequence] = reply
         self._reply_bytes += reply.ByteSize()
 
-    def _has_too_many_replies(self) -> bool:
-        many = len(self._replies) >= MAX_UNACKNOWLEDGED
-        return many or self._reply_bytes >= MAX_REPLY_BYTES
-
     def _acknowledge(self, sequence: int) -> None:
         if sequence <= self.acknowledged:
             return
         self.acknowledged = sequence
         for ended in [number for number in self._replies if number <= sequence]:
             self._reply_bytes -= self._replies.pop(ended).ByteSize()
+
+
+# The most variables that a message names.
+_NAMED = 3
+
+# Longer intents are not cached: the names have not been checked, so a client could send any length.
+_CACHED_CHARACTERS = 1_000
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a mutation does to which variables, without the values.
+
+    Attributes:
+        summary: A description for messages, for instance "Assign of 'counter'".
+        digest: A hash of the method and of all names.
+    """
+
+    summary: str
+    digest: bytes
+
+
+def intent_of(request: Mutation) -> Intent:
+    """Return what a mutation does."""
+    kind = type(request)
+    # Sorted, since the order of a set of names differs between processes.
+    names = tuple(sorted(_NAMES[kind](request)))
+    is_short = len(names) <= _NAMED and sum(map(len, names)) <= _CACHED_CHARACTERS
+    return (_cached_intent if is_short else _intent)(kind, names)
+
+
+def _intent(kind: type, names: tuple[str, ...]) -> Intent:
+    method = kind.__name__.removesuffix("Header").removesuffix("Request")
+    digest = blake2b("\0".join([method, *names]).encode(), digest_size=16).digest()
+    if not names:
+        return Intent(method, digest)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return Intent(f"{method} of {', '.join(map(repr, names[:_NAMED]))}{more}", digest)
+
+
+# Scheduled functions repeat the same few intents.
+_cached_intent = lru_cache(maxsize=256)(_intent)
+
+
+def _written(header: pb.UpdateHeader) -> Iterable[str]:
+    return chain(
+        (each.variable for each in header.gradients),
+        (each.variable for each in header.bindings if each.variable),
+    )
+
+
+_NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
+    CreateVariablesHeader: lambda header: (one.name for one in header.variables),
+    DeleteVariablesRequest: lambda request: request.names,
+    AssignHeader: lambda header: [one.variable for one in header.assignments],
+    pb.UpdateHeader: _written,
+    pb.CommitContributionRequest: lambda request: [request.step.group],
+    closed_step_pb2.FinishStepRequest: lambda request: [request.group],
+    consistency_pb2.SetConsistencyRequest: lambda request: [request.group],
+    checkpoint_pb2.RestoreVariablesRequest: lambda request: [],
+    draws_pb2.OpenPassRequest: lambda request: [request.ledger],
+    draws_pb2.DrawBatchRequest: lambda request: [request.ledger],
+}
+"""By class of request: returns the names of what it changes."""

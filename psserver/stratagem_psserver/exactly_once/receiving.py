@@ -1,10 +1,11 @@
-"""Receiving the tensors of requests, whole and within the budget."""
+"""Receiving the tensors of requests as described, whole and within the budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -14,15 +15,116 @@ from stratagem_proto.errors import (
     MalformedStreamError,
     ResourceExhaustedError,
 )
+from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.rpc_boundary import is_over
+from stratagem_proto.v1.parameter_server_pb2 import TensorSplit
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import Assembler, whole
-from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_proto.wire.placed import SegmentLayout, kinds_described, layout_of
+from stratagem_proto.wire.segment import Kind, Segment
+from stratagem_proto.wire.tensors import total_nbytes
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import Budget, Reservation, is_out_of_memory
 from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
+
+
+class Manifest:
+    """Descriptions of tensors, which are checked on first use.
+
+    Args:
+        specs: The tensors that are sent.
+        derived: The tensors that are decoded from them.
+        borrows: Whether the tensors are used only until the request is answered, so that they can
+            stay in memory that the client shares.
+        splits: Which of the tensors that are sent are several ones.
+
+    Attributes:
+        specs: The tensors that are sent.
+        borrows: As the argument.
+        is_final: Whether no tensors are decoded from them.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        derived: Sequence[TensorSpec] = (),
+        borrows: bool = False,
+        splits: Sequence[TensorSplit] = (),
+    ) -> None:
+        self.specs, self._derived, self.borrows = specs, derived, borrows
+        self._splits = splits
+        self.is_final = not derived
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the tensors that are sent.
+
+        Raises:
+            InvalidArgumentError: There are too many, or a description is invalid.
+        """
+        if len(self.specs) > MAX_TENSORS:
+            raise InvalidArgumentError(
+                f"the request has {len(self.specs)} tensors; at most {MAX_TENSORS} are allowed"
+            )
+        self._check_splits()
+        return total_nbytes(self.specs)
+
+    def _check_splits(self) -> None:
+        before = -1
+        for split in self._splits:
+            shape = self.specs[split.tensor].shape if split.tensor < len(self.specs) else ()
+            if split.tensor <= before or not shape or sum(split.sizes) != shape[0]:
+                raise InvalidArgumentError(
+                    f"tensor {split.tensor} of the request, of shape {list(shape)}, cannot be "
+                    f"split into {list(split.sizes)[:8]}; sizes are those of its first dimension, "
+                    "and tensors are split in ascending order"
+                )
+            before = split.tensor
+        if (pieces := sum(len(split.sizes) for split in self._splits)) > MAX_TENSORS:
+            raise InvalidArgumentError(
+                f"the tensors of the request are split into {pieces} pieces; at most {MAX_TENSORS} "
+                "are allowed"
+            )
+
+    def pieces(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that are sent with the pieces of those that are several ones."""
+        if not self._splits:
+            return tensors
+        sizes = {split.tensor: list(split.sizes) for split in self._splits}
+        return [
+            piece
+            for place, tensor in enumerate(tensors)
+            for piece in (tensor.split(sizes[place]) if place in sizes else (tensor,))
+        ]
+
+    @property
+    def staged_nbytes(self) -> int:
+        """Size of the tensors that are sent and of those that are decoded from them."""
+        derived = 0 if self.is_final else total_nbytes(self._derived)
+        return self.nbytes + derived
+
+    @cached_property
+    def layout(self) -> SegmentLayout:
+        """Where the tensors are in shared memory; use it after `nbytes`, which checks them."""
+        return layout_of(kinds_described(self.specs))
+
+    @cached_property
+    def _flat_kinds(self) -> tuple[Kind, ...]:
+        dtypes = {dtype for dtype, _ in self.layout.kinds}
+        return tuple((dtype, torch.Size([self.layout.room // dtype.itemsize])) for dtype in dtypes)
+
+    def flat(self, segment: Segment) -> torch.Tensor | None:
+        """Return a vector of the segment that contains all tensors and the gaps between them.
+
+        Returns:
+            The vector; None if the tensors have several dtypes or it would exceed the segment.
+        """
+        kinds = self._flat_kinds
+        if len(kinds) != 1 or segment.nbytes < self.layout.room:
+            return None
+        return segment.tensors(kinds)[0]
 
 
 @dataclass(frozen=True)
@@ -65,22 +167,18 @@ class Receiver:
         self._budget, self._figures = budget, figures
         self.uploads = UploadMemory()
 
-    def reservation(self, client: str) -> Reservation:
-        """Return a reservation of no bytes, as a context that releases what it has absorbed."""
-        return Reservation(self._budget, 0, client)
-
     async def receive(
         self,
         request: Mutation,
         session: Session,
         manifest: Manifest,
         chunks: Chunks,
-        reservation: Reservation,
     ) -> tuple[StagedTensors, Upload]:
         """Receive all tensors of a request.
 
         Returns:
-            The tensors, and the memory into which they were received.
+            The tensors, whose reservation the caller releases, and the memory into which they were
+            received.
 
         Raises:
             MalformedStreamError: Bytes are missing, as when the connection was cut, or too many
@@ -90,14 +188,19 @@ class Receiver:
             InvalidArgumentError: The description of a tensor is not valid.
         """
         upload = self.uploads.take(manifest.specs, manifest.nbytes)
-        client, nbytes = session.label, manifest.staged_nbytes
+        client = session.label
         purpose = f"request {request.key.sequence} of {client}"
-        reservation.absorb(self._budget.reserve(nbytes, purpose, client))
-        tensors, segment = await _tensors(manifest, upload, chunks)
+        reservation = self._budget.reserve(manifest.staged_nbytes, purpose, client)
+        try:
+            tensors, segment = await _tensors(manifest, upload, chunks)
+            pieces = manifest.pieces(tensors)
+        except BaseException:
+            reservation.release()
+            raise
         if manifest.nbytes:
             self._figures.calls(type(request).__name__).received.observe(manifest.nbytes)
             session.received += manifest.nbytes
-        return StagedTensors(session, manifest.pieces(tensors), reservation, segment), upload
+        return StagedTensors(session, pieces, reservation, segment), upload
 
 
 async def _tensors(
@@ -117,7 +220,11 @@ async def _tensors(
     specs, first = manifest.specs, await anext(chunks)
     if manifest.borrows and (tensors := whole(specs, first)) is not None:
         if not is_over(chunks):
-            await _end(chunks)
+            async for some in chunks:
+                if some:
+                    raise MalformedStreamError(
+                        "the stream continues after the last byte of its tensors"
+                    )
         return tensors, None
     with _allocating():
         assembler = Assembler(specs, upload.tensors())
@@ -125,12 +232,6 @@ async def _tensors(
     async for some in chunks:
         assembler.add(some)
     return assembler.finish(), None
-
-
-async def _end(chunks: Chunks) -> None:
-    async for some in chunks:
-        if some:
-            raise MalformedStreamError("the stream continues after the last byte of its tensors")
 
 
 @contextmanager

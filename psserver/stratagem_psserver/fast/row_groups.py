@@ -17,14 +17,16 @@ import torch
 
 from stratagem_proto.programs.random_rows import InitialValues, initial_rows
 from stratagem_proto.rows import WholeRows, Wholes, are_ascending, are_whole, as_elements
-from stratagem_psserver.fast.repeated_groups import Gradients
-from stratagem_psserver.fast.sparse_rules import SparseRule, is_joinable, sparse_rule
+from stratagem_psserver.fast.same_bytes import SparseRule, is_joinable, sparse_rule
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.optimization.bindings import ParameterBinding
-from stratagem_psserver.optimization.dry_run import StateLayout
-from stratagem_psserver.optimization.hyperparameters import GroupSettings
-from stratagem_psserver.optimization.row_bindings import TableRowBinding, TensorRowBinding
-from stratagem_psserver.optimization.undo import Undo
+from stratagem_psserver.optimization.bindings import (
+    ParameterBinding,
+    TableRowBinding,
+    TensorRowBinding,
+)
+from stratagem_psserver.optimization.gradients import StepGradients
+from stratagem_psserver.optimization.optimizers import Undo
+from stratagem_psserver.optimization.torch_rules import GroupSettings, StateLayout
 from stratagem_psserver.tables.arena import Arena, FoundRows
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -212,7 +214,7 @@ class RowParameter:
             storage = TableRows(table, arenas, count, memory_limit)
         return None if storage.arrays() is None else cls(variable, place, layout, slots, storage)
 
-    def fits(self, gradients: Gradients) -> bool:
+    def fits(self, gradients: StepGradients) -> bool:
         """Return whether its gradient has distinct rows that exist, in ascending order."""
         gradient, rows = gradients.each[self.place], gradients.rows[self.place]
         if rows is None or rows.dtype != torch.int64 or rows.dim() != 1:
@@ -232,7 +234,7 @@ class _JointRows:
         ResourceExhaustedError: There is not enough memory.
     """
 
-    def __init__(self, parameters: Sequence[RowParameter], gradients: Gradients) -> None:
+    def __init__(self, parameters: Sequence[RowParameter], gradients: StepGradients) -> None:
         self._parameters = parameters
         ends = accumulate((len(each.storage.positions) for each in parameters), initial=0)
         self._spans = list(map(slice, *zip(*pairwise(ends), strict=True)))
@@ -335,7 +337,12 @@ class RowGroup:
     def _adopt(self, settings: GroupSettings) -> None:
         dtypes = {each.dtype for each in self._parameters}
         self._settings = settings
-        self._rules = {dtype: _rule_of(settings, dtype) for dtype in dtypes}
+        self._rules = {
+            dtype: sparse_rule(settings.rule, settings.values, dtype)
+            if settings.is_safe(dtype)
+            else None
+            for dtype in dtypes
+        }
         self._joinable = {
             dtype for dtype in dtypes if is_joinable(settings.rule, settings.values, dtype)
         }
@@ -345,23 +352,21 @@ class RowGroup:
         """Whether there is a rule for each variable."""
         return None not in self._rules.values()
 
-    def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
+    def accepts(self, groups: Sequence[GroupSettings], gradients: StepGradients) -> bool:
         if (settings := groups[self._number]) is not self._settings:
             for each in self._parameters:
                 needs = settings.needs(each.dtype, sparse=True)
                 if not needs.takes_sparse or needs.layout is not each.layout:
                     return False
             self._adopt(settings)
-        fit = self.has_rules and self._are_few(gradients)
+        places = [each.place for each in self._parameters if isinstance(each.storage, TableRows)]
+        rows = [gradients.rows[place] for place in places]
+        are_few = sum([each.numel() for each in rows if each is not None]) <= _MOST_FOUND
+        fit = self.has_rules and are_few
         fit = fit and all([one.fits(gradients) for one in self._parameters])
         if not fit:
             self._forget()
         return fit
-
-    def _are_few(self, gradients: Gradients) -> bool:
-        places = [each.place for each in self._parameters if isinstance(each.storage, TableRows)]
-        rows = [gradients.rows[place] for place in places]
-        return sum([each.numel() for each in rows if each is not None]) <= _MOST_FOUND
 
     def _forget(self) -> None:
         # What was found, and the copies, are as large as a request, so they must not stay.
@@ -369,7 +374,7 @@ class RowGroup:
         for each in self._parameters:
             each.storage.forget()
 
-    def step(self, gradients: Gradients) -> None:
+    def step(self, gradients: StepGradients) -> None:
         try:
             for each in self._parameters:
                 each.storage.make_room()
@@ -403,9 +408,3 @@ class RowGroup:
         for parameter in self._parameters:
             for slot in parameter.slots.values():
                 slot.version += 1
-
-
-def _rule_of(settings: GroupSettings, dtype: torch.dtype) -> SparseRule | None:
-    if not settings.is_ordinary(dtype):
-        return None
-    return sparse_rule(settings.rule, settings.values, dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ from stratagem_proto.programs.optimizers import TypedNumber
 from stratagem_proto.programs.update_programs import decode_values
 from stratagem_proto.v1.update_program_pb2 import (
     HyperparameterGroup,
+    OptimizerProgram,
     TracedInput,
     TracedResult,
     TracedRule,
@@ -26,7 +27,13 @@ from stratagem_proto.v1.update_program_pb2 import (
 )
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.limits import require_memory
-from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor, StepNeeds
+from stratagem_psserver.optimization.torch_rules import (
+    GroupSettings,
+    StateLayout,
+    StateTensor,
+    StepNeeds,
+    settings_of,
+)
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph, compile_graph
 
@@ -74,7 +81,7 @@ class CompiledStep:
             ResourceExhaustedError: There is not enough memory.
         """
         own = _Own(parameter, gradient, state, numbers)
-        prepared = prepare(self.graph, list(map(own.of, self.graph.inputs, self.inputs)))
+        prepared = prepare(self.graph, list(map(own.value, self.graph.inputs, self.inputs)))
         require_memory([prepared.nbytes])
         made = prepared.values()
         after = {}
@@ -94,7 +101,7 @@ class _Own:
     state: Mapping[str, torch.Tensor]
     numbers: Numbers
 
-    def of(self, source: Any, one: TracedInput) -> Binding:
+    def value(self, source: Any, one: TracedInput) -> Binding:
         match one.WhichOneof("kind"):
             case "variable":
                 return self.parameter
@@ -185,7 +192,7 @@ class TracedSettings:
             )
         return StepNeeds(self.rule.layout, takes_sparse=False)
 
-    def is_ordinary(self, dtype: torch.dtype) -> bool:
+    def is_safe(self, dtype: torch.dtype) -> bool:
         """Return False: nothing is known about when its steps fail."""
         return False
 
@@ -283,3 +290,24 @@ def _check_result(result: TracedResult, outputs: int, has_state: bool) -> None:
         raise InvalidArgumentError("a traced rule keeps a constant that is no number")
     if kind is None and not has_state:
         raise InvalidArgumentError("a traced rule makes no state in the first step")
+
+
+Settings: TypeAlias = GroupSettings | TracedSettings
+"""The settings of a param group: of a class of `torch.optim`, or of a traced rule."""
+
+
+def settings_of_groups(program: OptimizerProgram) -> Sequence[Settings]:
+    """Return the settings of each param group of a program.
+
+    Raises:
+        InvalidArgumentError: The class, a hyperparameter or a rule is not acceptable.
+        ResourceExhaustedError: A rule is too large.
+    """
+    if not program.rules:
+        return [settings_of(program.class_name, group) for group in program.groups]
+    if len(program.rules) != len(program.groups):
+        raise InvalidArgumentError(
+            f"optimizer {program.name!r} has {len(program.groups)} param groups and "
+            f"{len(program.rules)} traced rules; send a rule for each group"
+        )
+    return list(map(traced_settings, program.rules, program.groups))

@@ -29,7 +29,7 @@ from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.snapshots import Snapshot
 
 # Of a large tensor, so much is read between two rests.
 _AT_ONCE_BYTES = 1 << 20

@@ -31,20 +31,16 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.status import from_record
 from stratagem_psserver.checkpoints import Saves
-from stratagem_psserver.exactly_once.intents import intent_of
-from stratagem_psserver.exactly_once.recording import NOT_RECORDED
-from stratagem_psserver.exactly_once.replayed_mutations import ReplayedMutations
-from stratagem_psserver.exactly_once.session import Session, session_of
-from stratagem_psserver.exactly_once.spaces import SpaceUser
+from stratagem_psserver.exactly_once.closures import Requester
+from stratagem_psserver.exactly_once.mutations import RETRYABLE_ELSEWHERE, ReplayedMutations
+from stratagem_psserver.exactly_once.numbering import intent_of
+from stratagem_psserver.exactly_once.sessions import Session, session_of
 from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
-from stratagem_psserver.rpcs.closures import DrawRpcs, end_closures
-from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
-from stratagem_psserver.rpcs.contributions import ContributionRpcs
-from stratagem_psserver.rpcs.succession import SuccessionRpcs
+from stratagem_psserver.rpcs.sessions import DrawRpcs, SuccessionRpcs, end_closures
+from stratagem_psserver.rpcs.steps import ConsistencyRpcs, ContributionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
-from stratagem_psserver.rpcs.values import ValueRpcs
-from stratagem_psserver.rpcs.variables import VariableRpcs
+from stratagem_psserver.rpcs.values import ValueRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import StoredRequest
 
@@ -206,8 +202,8 @@ class Replay:
         kept = RecordedReply()
         kept.CopyFrom(reply)
         kept.sequence = key.ordinal
-        passes = reply.status.code and isinstance(from_record(reply.status), NOT_RECORDED)
-        user, outcome = SpaceUser.of(session), None if passes else kept
+        passes = reply.status.code and isinstance(from_record(reply.status), RETRYABLE_ELSEWHERE)
+        user, outcome = Requester.of(session), None if passes else kept
         self._state.closures.finish(key, intent_of(request), outcome, user)
 
 

@@ -15,7 +15,7 @@ from stratagem_psserver.persistence.images import Moment, moment_of
 from stratagem_psserver.replication.backup_link import BackupLink
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.snapshots import Snapshot
 
 # What a client has acknowledged is told by requests of which a log has none.
 _UNRECORDED = {"acknowledged", "replies"}

@@ -13,7 +13,7 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints import Saved, Saves
 from stratagem_psserver.exactly_once.counted_steps import check_positions
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.restoration import StagedVariables, check_run, read_accounts
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState

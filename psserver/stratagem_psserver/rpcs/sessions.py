@@ -1,8 +1,8 @@
-"""The RPCs that open, keep and close sessions, and the one that waits at a barrier."""
+"""The RPCs that keep sessions, barriers, scheduled functions and the place of the coordinator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -13,9 +13,12 @@ from stratagem_proto.protocol import (
     session_name,
 )
 from stratagem_proto.serving.callers import certificate_of_caller
+from stratagem_proto.v1 import closure_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
-from stratagem_psserver.exactly_once.session import Session, session_of
+from stratagem_psserver.data_ledgers import Function
+from stratagem_psserver.exactly_once.closures import EndedClosures, Requester
+from stratagem_psserver.exactly_once.sessions import Session, session_of
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import AwaitedClient, Waiter, listed
 
@@ -40,7 +43,9 @@ class SessionRpcs:
             return self._response(0, None)
         self._state.changes.history.require(request.reached, self._state.settings.label)
         session = session_of(request, session_name(request.session_id))
-        self._state.cluster.require(session, self._placed_over(request))
+        # Over how many servers the client places variables does not matter before there are any.
+        placed_over = 0 if self._state.store.is_empty else request.ps_tasks
+        self._state.cluster.require(session, placed_over)
         former = self._state.ledger.replace(session)
         # The next process has to see what was being applied of the former one.
         await self._end(former, f"another process has taken the place of {session.label}")
@@ -54,10 +59,6 @@ class SessionRpcs:
         sockets, shown = self._state.frame_sockets, certificate_of_caller(self._state.settings)
         told = sockets.to(request.session_id, shown) if sockets else None
         return self._response(session.numbering.last, told)
-
-    def _placed_over(self, request: pb.OpenSessionRequest) -> int:
-        """Return over how many servers a client places variables; 0 where there are none yet."""
-        return 0 if self._state.store.is_empty else request.ps_tasks
 
     async def _end(self, sessions: Iterable[Session], why: str) -> None:
         """End sessions, each once what was being applied of it is."""
@@ -95,15 +96,15 @@ class SessionRpcs:
 
     async def attend(self, request: pb.AttendSessionRequest) -> pb.AttendSessionResponse:
         state, session_id = self._state, self._state.session(request.session_id).id
-        state.ledger.attend(session_id)
+        state.ledger.hold_liveness_call(session_id)
         try:
             await state.attendance.until_end(session_id)
         finally:
-            state.ledger.leave(session_id, state.clock())
+            state.ledger.end_liveness_call(session_id, state.clock())
         return pb.AttendSessionResponse()
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
-        state, session_id = self._state, self._state.ledger.claim(request.session_id)
+        state, session_id = self._state, self._state.ledger.verify_caller(request.session_id)
         if session := state.ledger.known(session_id):
             await self._is_idle(session)
         state.close_session(session_id)
@@ -151,3 +152,151 @@ class BarrierRpcs:
         state = self._state
         clients = [session.label for session in state.ledger.opened() if session.task.job]
         return state.barriers.awaited(name, clients)
+
+
+_SUBJECT = "succession"
+
+# Nobody tells when a program is not heard of any more.
+_LOOK_SECONDS = 0.2
+
+
+class SuccessionRpcs:
+    """The SuccessionService."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def await_vacancy(
+        self, request: succession_pb2.AwaitVacancyRequest
+    ) -> succession_pb2.AwaitVacancyResponse:
+        state = self._state
+        session = state.session(request.session_id)
+
+        def vacant() -> bool | None:
+            return not self._holder(request.program) or None
+
+        # Nobody need act first: to stand by is no standstill.
+        waiter = Waiter(session.label, "the place of the program that coordinates", list)
+        deadline = state.clock() + request.wait_seconds
+        while not vacant() and (left := deadline - state.clock()) > 0:
+            await state.waits.until(_SUBJECT, vacant, min(left, _LOOK_SECONDS), waiter)
+        return succession_pb2.AwaitVacancyResponse(
+            incumbent=state.succession.incumbent,
+            vacant=bool(vacant()),
+            waits_for=self._holder(request.program),
+        )
+
+    def _holder(self, program: bytes) -> str:
+        """Return who has the place, for people; "" if a program can have it."""
+        state, now = self._state, self._state.clock()
+        succession = state.succession
+        held_by_other = succession.incumbent.program not in (b"", program)
+        if held_by_other and state.ledger.is_heard(succession.session, now):
+            return succession.incumbent.name
+        for session in state.ledger.opened():
+            # Another program may coordinate that has never asked for the place.
+            others = session.role == pb.ROLE_CHIEF and session.program not in (b"", program)
+            coordinates = others and not succession.refuses(session.program)
+            if coordinates and state.ledger.is_heard(session.id, now):
+                return f"{session.label}, which has not waited for its turn"
+        return ""
+
+    async def succeed(
+        self, request: succession_pb2.SucceedRequest
+    ) -> succession_pb2.SucceedResponse:
+        return await self._state.mutations.once(
+            request, partial(self._succeed, request), succession_pb2.SucceedResponse
+        )
+
+    async def _succeed(
+        self, request: succession_pb2.SucceedRequest, session: Session
+    ) -> succession_pb2.SucceedResponse:
+        succession = self._state.succession
+        succession.succeed(request.incumbent, session.id)
+        self._state.waits.changed(_SUBJECT)
+        return succession_pb2.SucceedResponse(incumbent=succession.incumbent)
+
+
+class DrawRpcs:
+    """OpenPass and DrawBatch."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def open(self, request: draws_pb2.OpenPassRequest) -> draws_pb2.OpenPassResponse:
+        return await self._state.mutations.once(
+            request, partial(self._open, request), draws_pb2.OpenPassResponse
+        )
+
+    async def _open(
+        self, request: draws_pb2.OpenPassRequest, session: Session
+    ) -> draws_pb2.OpenPassResponse:
+        ledger, number, left = self._state.data.open(
+            request.ledger, request.num_batches, request.seed, request.coordinator
+        )
+        return draws_pb2.OpenPassResponse(
+            number=number,
+            seed=ledger.seed,
+            drawn=ledger.passes[number].drawn,
+            earlier=[_left(space, functions) for space, functions in left.items()],
+        )
+
+    async def draw(self, request: draws_pb2.DrawBatchRequest) -> draws_pb2.DrawBatchResponse:
+        return await self._state.mutations.once(
+            request, partial(self._draw, request), draws_pb2.DrawBatchResponse
+        )
+
+    async def _draw(
+        self, request: draws_pb2.DrawBatchRequest, session: Session
+    ) -> draws_pb2.DrawBatchResponse:
+        if not request.key.HasField("closure"):
+            raise InvalidArgumentError(
+                f"a batch of {request.ledger!r} is for a function that a coordinator "
+                "has scheduled; read it there"
+            )
+        identity = request.key.closure.identity
+        batch = self._state.data.draw(
+            request.ledger,
+            request.number,
+            request.num_batches,
+            Function(identity.space, identity.number),
+            request.order,
+        )
+        return draws_pb2.DrawBatchResponse(batch=batch)
+
+
+def end_closures(
+    state: ServerState, request: closure_pb2.EndClosuresRequest, session: Session
+) -> EndedClosures:
+    """Note that functions have ended; return all that have."""
+    known = state.closures.end(request.space, _ended(request), Requester.of(session))
+    state.data.release_ended(lambda one: one.space == request.space and one.number in known)
+    return known
+
+
+def _ended(request: closure_pb2.EndClosuresRequest) -> EndedClosures:
+    return EndedClosures(request.through, frozenset(request.unended))
+
+
+def _left(space: bytes, functions: Mapping[int, int]) -> draws_pb2.EarlierCoordinator:
+    unfinished = [
+        draws_pb2.UnfinishedFunction(number=number, batches=batches)
+        for number, batches in functions.items()
+    ]
+    return draws_pb2.EarlierCoordinator(space=space, unfinished=unfinished)
+
+
+class ClosureRpcs:
+    """The ClosureService."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def end(self, request: closure_pb2.EndClosuresRequest) -> closure_pb2.EndClosuresResponse:
+        state, session = self._state, self._state.session(request.session_id)
+        ended = _ended(request)
+        # What is refused must not be in a log, whose records are all applied again.
+        state.closures.require(request.space, ended, Requester.of(session))
+        state.changes.closures_ended(request)
+        known = end_closures(state, request, session)
+        return closure_pb2.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

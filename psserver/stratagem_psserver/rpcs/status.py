@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints import Saves
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.store import Variable
 

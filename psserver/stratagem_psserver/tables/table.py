@@ -12,12 +12,16 @@ from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit, allocating
-from stratagem_psserver.tables.admission import Admission
-from stratagem_psserver.tables.arena import Arena, FoundRows
-from stratagem_psserver.tables.idle_time import IdleTime
+from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
 from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
-from stratagem_psserver.tables.retention import ROW_OVERHEAD, Retention, oldest, rarest
-from stratagem_psserver.tables.table_snapshot import TableSnapshot
+from stratagem_psserver.tables.retention import (
+    ROW_OVERHEAD,
+    Admission,
+    IdleTime,
+    Retention,
+    oldest,
+    rarest,
+)
 
 FIRST_ROWS = 64
 _ADVICE = "use more servers, or a table with a limit"

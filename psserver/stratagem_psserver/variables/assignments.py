@@ -22,7 +22,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_psserver.limits import VariableMemoryLimit, allocating, require_memory
 from stratagem_psserver.tables.table import Table
-from stratagem_psserver.variables.selections import check_rows
+from stratagem_psserver.variables.reads import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 # The copies of rows that an assignment makes: the rows, their values, and a table's sorted ones.

@@ -181,11 +181,6 @@ def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> 
         table.check_fit(1, row_nbytes(spec))
 
 
-def _can_be_narrow(spec: VariableSpec) -> bool:
-    is_wide = spec.tensor.dtype == DATA_TYPE_FLOAT32
-    return is_wide and not spec.slot_of and spec.table.row_dtype in map(encode_dtype, NARROW)
-
-
 def _problem(spec: VariableSpec) -> str:
     shape = list(spec.tensor.shape)
     if not shape:
@@ -194,8 +189,9 @@ def _problem(spec: VariableSpec) -> str:
         return "rows that are not stored need an initializer"
     if spec.table.HasField("dynamic") and shape[0]:
         return f"with dynamic keys its shape begins with 0, not {shape[0]}"
-    if spec.table.row_dtype and not _can_be_narrow(spec):
-        number = spec.table.row_dtype
+    is_wide = spec.tensor.dtype == DATA_TYPE_FLOAT32 and not spec.slot_of
+    number = spec.table.row_dtype
+    if number and not (is_wide and number in map(encode_dtype, NARROW)):
         dtype = DataType.Name(number) if number in DataType.values() else number
         return f"rows of {decode_dtype(spec.tensor.dtype)} cannot be stored as {dtype}"
     if (order := spec.table.dynamic.eviction_order) not in EvictionOrder.values():

@@ -74,26 +74,13 @@ class VariableLocks:
         self._on_contention: dict[str, Callable[[], None]] = {}
         self._noted = noted
 
-    def holding(self, wanted: Callable[[], list[str]], use: LockUse = _UNKNOWN) -> Holding:
-        """Return a context that holds several locks at once.
-
-        All callers take locks in the order of their names, so that there are no deadlocks. The set
-        of wanted locks may change while the caller waits; the context holds those that are wanted
-        when it is entered.
-
-        Args:
-            wanted: Returns the names of the wanted locks, sorted and distinct.
-            use: What they are held for.
-        """
-        return Holding(self, wanted, use)
-
     def are_free(self, names: Iterable[str]) -> bool:
         """Return whether none of these locks is held."""
         return self._held.keys().isdisjoint(names)
 
     def take(self, names: Iterable[str], holding: Holding) -> bool:
         """Take locks if all of them are free, and return whether they were."""
-        if not self.are_free(names):
+        if not self._held.keys().isdisjoint(names):
             return False
         self._held.update(dict.fromkeys(names, holding))
         return True
@@ -154,11 +141,15 @@ class VariableLocks:
 
 
 class Holding:
-    """A context that holds several locks; see `VariableLocks.holding`.
+    """A context that holds several locks at once.
+
+    All callers take locks in the order of their names, so that there are no deadlocks. The set of
+    wanted locks may change while the caller waits; the context holds those that are wanted when it
+    is entered.
 
     Args:
         locks: All locks.
-        wanted: Returns the names of the locks to hold, sorted.
+        wanted: Returns the names of the locks to hold, sorted and distinct.
         use: What they are held for.
 
     Attributes:

@@ -1,13 +1,15 @@
-"""The variables of one server: descriptions, values, versions and slots."""
+"""The variables of one server: descriptions, values, versions, slots, and memory they share."""
 
 from __future__ import annotations
 
 import difflib
 import os.path
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
+from itertools import count
 
 import torch
 
@@ -26,6 +28,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.versions import FIRST_VERSION
+from stratagem_proto.wire.segment import starts
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
@@ -38,7 +41,48 @@ from stratagem_psserver.variables.creation import (
     check_value,
     row_nbytes,
 )
-from stratagem_psserver.variables.joint_memory import JointMemory
+
+_NUMBERS = count()
+
+
+class JointMemory:
+    """One vector of memory whose parts are the values of several variables.
+
+    It is freed when the last variable has released its part.
+
+    Args:
+        memory: The vector.
+        names: The variables, in the order of their parts.
+        memory_limit: Counts the parts that were released while other variables keep the memory. The
+            other parts are counted with their variables.
+
+    Attributes:
+        memory: The vector.
+        names: The variables that had a part at first.
+    """
+
+    def __init__(
+        self, memory: torch.Tensor, names: Sequence[str], memory_limit: VariableMemoryLimit
+    ) -> None:
+        self.memory, self.names = memory, names
+        self._memory_limit, self._members, self._unused = memory_limit, len(names), 0
+        # Variables leave in several threads, each under its own lock.
+        self._leaving = threading.Lock()
+        # No variable has such a name.
+        self._name = f"\0joint {next(_NUMBERS)}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no variable has released its part."""
+        return self._members == len(self.names)
+
+    def release_part(self, nbytes: int) -> None:
+        """Note that a variable has released its part, which has so many bytes."""
+        with self._leaving:
+            self._members -= 1
+            self._unused = self._unused + nbytes if self._members else 0
+            self._memory_limit.record(self._name, self._unused)
+
 
 _COMPARED = 100  # names, for advice on an unknown one
 
@@ -392,3 +436,61 @@ class VariableStore:
 
 def _beginning(name: str, other: str) -> int:
     return len(os.path.commonprefix((name, other)))  # noqa: RUF071  # no paths
+
+
+def joined(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor | None:
+    """Return one vector that contains the values of some variables of one dtype.
+
+    The values lie in it at the offsets that tensors of their sizes have in a shared segment. The
+    bytes between them may be overwritten.
+
+    Args:
+        store: The store of the variables.
+        variables: The variables, whose locks the caller holds. They are moved into joint memory
+            unless they are in one already.
+
+    Returns:
+        The vector; None if one of the variables shares its memory with other variables, or the
+        order is another one.
+    """
+    names = [each.name for each in variables]
+    joints = [each.joint for each in variables]
+    whole = {joint for joint in joints if joint is not None and joint.is_whole}
+    if not whole:
+        return _moved(store, variables)
+    joint = whole.pop()
+    return joint.memory if joint.names == names else None
+
+
+def _moved(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor:
+    values = [each.value for each in variables]
+    size, dtype = values[0].itemsize, values[0].dtype
+    places, room = starts([value.nbytes for value in values])
+    memory = torch.zeros(room // size, dtype=dtype)
+    joint = JointMemory(memory, [each.name for each in variables], store.memory_limit)
+    for variable, value, place in zip(variables, values, places, strict=True):
+        part = memory.narrow(0, place // size, value.numel()).view(value.shape)
+        variable.set_storage(part.copy_(value), joint)
+    store.changed()
+    return memory
+
+
+def joined_with(store: VariableStore, names: Iterable[str]) -> list[Variable]:
+    """Return the other variables that share joint memory with these or with their slots.
+
+    Names that the store does not know are left out.
+    """
+    own = {each for name in names for each in (name, *store.slots(name))}
+    found = [store.find(name) for name in own]
+    joints = {each.joint for each in found if each is not None and each.joint}
+    other_names = {name for joint in joints for name in joint.names} - own
+    others = [store.find(name) for name in sorted(other_names)]
+    return [each for each in others if each is not None and each.joint in joints]
+
+
+def separate(store: VariableStore, variables: Sequence[Variable]) -> None:
+    """Move variables out of joint memory into their own; the caller holds their locks."""
+    for variable in variables:
+        variable.set_storage(variable.value.clone())
+    if variables:
+        store.changed()

@@ -18,6 +18,6 @@ def test_a_coordinator_that_has_left_takes_no_place_on_servers() -> None:
         coordination.coordinator.schedule(counted, args=(counter,))
         coordination.coordinator.join()
         closures: ClosureLedger = coordination.servers[0]._state.closures
-        assert [space.ended.are_all for _, space in closures.spaces()] == [False]
+        assert [space.ended.are_all for _, space in closures.coordinators()] == [False]
         coordination.strategy.close()
-        assert [space.ended.are_all for _, space in closures.spaces()] == [True]
+        assert [space.ended.are_all for _, space in closures.coordinators()] == [True]

@@ -38,7 +38,7 @@ from stratagem_proto.input_order import BatchRead
 from stratagem_proto.v1.consistency_pb2 import InputDigest
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
 from stratagem_psserver.consistency.barriers import InputOrders
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from tests.client.batches import Numbers, Streamed, batches
 
 

@@ -15,7 +15,7 @@ import torch
 
 from stratagem import Variable
 from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster

@@ -21,7 +21,7 @@ from stratagem_proto.v1.consistency_pb2 import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
 from stratagem_psserver.consistency.clocks import Clocks
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 
 ASYNC = Consistency(mode=CONSISTENCY_MODE_ASYNC)
 SYNC = Consistency(mode=CONSISTENCY_MODE_SYNC)

@@ -15,7 +15,7 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.parameter_server_pb2 import ReadRequest
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_WORKER, Task
 from stratagem_psserver.consistency.barriers import MAX_REMEMBERED, InputOrders
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.consistency.waiters import worker

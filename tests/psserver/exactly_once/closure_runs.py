@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
-from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.intents import Intent
-from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay, WaitForEarlier
-from stratagem_psserver.exactly_once.spaces import EndedClosures
+from stratagem_psserver.exactly_once.closures import ClosureLedger, EndedClosures
+from stratagem_psserver.exactly_once.numbering import Apply, Intent, Refused, Replay, WaitForEarlier
 
 SPACE = b"coordinator 1234"
 MUTATIONS = 3

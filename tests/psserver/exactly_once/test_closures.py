@@ -15,13 +15,13 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once import closures
-from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay, WaitForEarlier
-from stratagem_psserver.exactly_once.recorded_closures import (
+from stratagem_psserver.exactly_once.closures import (
+    ClosureLedger,
+    EndedClosures,
     dump_closures,
     restore_closures,
 )
-from stratagem_psserver.exactly_once.spaces import EndedClosures
+from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay, WaitForEarlier
 from tests.psserver.exactly_once.closure_runs import SPACE, Runs, intent, key
 
 ASSIGN, UPDATE = intent("Assign of 'a'"), intent("Update of 'b'")
@@ -108,7 +108,7 @@ def test_what_was_being_applied_at_the_end_of_its_function_is_not_kept() -> None
     ledger.end(SPACE, EndedClosures(1))
     ledger.finish(key(1, 1), ASSIGN, RecordedReply(sequence=1))
     assert "has ended" in str(refusal(ledger, 1, 1))
-    assert [space.unended for _, space in ledger.spaces()] == [{}]
+    assert [space.unended for _, space in ledger.coordinators()] == [{}]
 
 
 def test_the_functions_of_two_coordinators_have_nothing_in_common() -> None:

@@ -29,7 +29,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.exactly_once.mutations import _out_of_turn
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

@@ -16,9 +16,9 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
     Task,
 )
-from stratagem_psserver.exactly_once import fence
+from stratagem_psserver.exactly_once import sessions as session_facts
 from stratagem_psserver.exactly_once.ledger import SessionLedger
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 
 FORMER, NEXT = b"former process..", b"the next process"
 WORKER = Task(job="worker", index=1)
@@ -86,7 +86,7 @@ def test_who_may_open_no_session_ends_nobody() -> None:
 
 
 def test_places_are_remembered_of_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "_MOST_PRESENT", 2)
+    monkeypatch.setattr(session_facts, "_MOST_PRESENT", 2)
     tasks = [Task(job="worker", index=index) for index in range(3)]
     ledger = opened(*(session(index, FORMER, task) for index, task in enumerate(tasks)))
     places = ledger.fence.facts()["present"]

@@ -17,7 +17,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     Assignment,
     DeleteVariablesRequest,
 )
-from stratagem_psserver.exactly_once.intents import intent_of
+from stratagem_psserver.exactly_once.numbering import intent_of
 from stratagem_psserver.log.changes import Mutation
 
 

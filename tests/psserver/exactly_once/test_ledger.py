@@ -28,8 +28,7 @@ from stratagem_psserver.exactly_once.numbering import (
     Replay,
     WaitForEarlier,
 )
-from stratagem_psserver.exactly_once.session import Session
-from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.exactly_once.sessions import Session, Succession
 
 LEASE = 30.0
 
@@ -152,13 +151,13 @@ def test_a_session_whose_connection_was_closed_ends_unless_it_is_heard_of() -> N
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     gone, back = opened(ledger, 1), opened(ledger, 2)
     for session in gone, back:
-        ledger.attend(session.id)
+        ledger.hold_liveness_call(session.id)
         ledger.session(session.id, now=7.0)
-        ledger.leave(session.id, now=10.0)
+        ledger.end_liveness_call(session.id, now=10.0)
     ledger.session(back.id, now=12.0)
     assert ledger.expire(now=14.9) == []
     assert ledger.expire(now=15.0) == [gone]
-    ledger.attend(back.id)
+    ledger.hold_liveness_call(back.id)
     ledger.session(back.id, now=16.0)
     assert ledger.expire(now=45.9) == []
     assert ledger.expire(now=46.0) == [back]
@@ -167,8 +166,8 @@ def test_a_session_whose_connection_was_closed_ends_unless_it_is_heard_of() -> N
 def test_what_was_sent_by_a_client_that_is_gone_keeps_its_session_no_longer() -> None:
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     session = opened(ledger)
-    ledger.attend(session.id)
-    ledger.leave(session.id, now=1.0)
+    ledger.hold_liveness_call(session.id)
+    ledger.end_liveness_call(session.id, now=1.0)
     ledger.session(session.id, now=1.1)
     assert ledger.expire(now=6.1) == [session]
 
@@ -177,23 +176,23 @@ def test_a_session_is_attended_until_the_last_call_breaks_off() -> None:
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     session = opened(ledger)
     for _ in range(2):
-        ledger.attend(session.id)
-    ledger.leave(session.id, now=1.0)
+        ledger.hold_liveness_call(session.id)
+    ledger.end_liveness_call(session.id, now=1.0)
     assert ledger.expire(now=29.9) == []
 
 
 def test_a_silent_client_whose_connection_is_given_up_keeps_its_lease() -> None:
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     session = opened(ledger)
-    ledger.attend(session.id)
-    ledger.leave(session.id, now=5.0)
+    ledger.hold_liveness_call(session.id)
+    ledger.end_liveness_call(session.id, now=5.0)
     assert ledger.expire(now=29.9) == []
     assert ledger.expire(now=30.0) == [session]
 
 
 def test_only_an_open_session_is_attended() -> None:
     with pytest.raises(SessionLostError, match="restarted"):
-        SessionLedger(LEASE).attend(b"x" * 16)
+        SessionLedger(LEASE).hold_liveness_call(b"x" * 16)
 
 
 def test_an_ended_session_is_lost_until_it_is_resumed_with_its_numbering() -> None:
@@ -257,12 +256,12 @@ def test_the_order_of_sessions_outlasts_resumption_and_a_restart() -> None:
 def test_a_client_is_heard_of_until_its_connection_is_closed_or_it_is_silent() -> None:
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     cut_off, silent = opened(ledger, 1), opened(ledger, 2)
-    ledger.attend(cut_off.id)
+    ledger.hold_liveness_call(cut_off.id)
     ledger.session(cut_off.id, now=1.0)
-    ledger.leave(cut_off.id, now=2.0)
+    ledger.end_liveness_call(cut_off.id, now=2.0)
     heard = [ledger.is_heard(cut_off.id, now) for now in (2.9, 3.0)]
     assert heard == [True, False]
-    ledger.attend(cut_off.id)  # its connection was broken
+    ledger.hold_liveness_call(cut_off.id)  # its connection was broken
     assert ledger.is_heard(cut_off.id, now=3.0)
     assert [ledger.is_heard(silent.id, now) for now in (4.9, 5.0)] == [True, False]
     ledger.close(silent.id)

@@ -25,7 +25,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.checkpoints import facts_of
-from stratagem_psserver.exactly_once import spaces
+from stratagem_psserver.exactly_once import closures
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient, encoded
@@ -98,7 +98,7 @@ def test_who_makes_coordinators_without_end_leaves_places_and_changes_nothing(
 @pytest.fixture
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 64 coordinators, for as long as the server of a test lasts."""
-    monkeypatch.setattr(spaces, "MAX_SPACES", 64)
+    monkeypatch.setattr(closures, "MAX_COORDINATORS", 64)
 
 
 def test_places_of_programs_that_have_left_are_given_to_others(
@@ -114,7 +114,7 @@ def test_places_of_programs_that_have_left_are_given_to_others(
                     add(gone, number)
                 closing = CloseSessionRequest(session_id=gone.session_id)
                 gone.unary("CloseSession", closing, CloseSessionResponse)
-        assert len([one for _, one in server._state.closures.spaces() if one.unended]) == 64
+        assert len([one for _, one in server._state.closures.coordinators() if one.unended]) == 64
         before = other.everything()
         # It was applied, and would be applied a second time.
         with pytest.raises(FailedPreconditionError, match="is over, like all of that coordinator"):

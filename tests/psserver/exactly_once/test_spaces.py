@@ -8,28 +8,32 @@ import pytest
 
 from stratagem_proto.errors import FailedPreconditionError, ResourceExhaustedError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_psserver.exactly_once import closures, spaces
-from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once import closures
+from stratagem_psserver.exactly_once.closures import (
+    ClosureLedger,
+    EndedClosures,
+    Requester,
+    dump_closures,
+    restore_closures,
+)
 from stratagem_psserver.exactly_once.numbering import Apply, Refused, Replay
-from stratagem_psserver.exactly_once.recorded_closures import dump_closures, restore_closures
-from stratagem_psserver.exactly_once.spaces import EndedClosures, SpaceUser
 from tests.psserver.exactly_once.closure_runs import intent, key
 
 ASSIGN = intent("Assign of 'a'")
-ONE, OTHER = SpaceUser(b"one", "/job:chief/task:0"), SpaceUser(b"other", "/job:worker/task:1")
+ONE, OTHER = Requester(b"one", "/job:chief/task:0"), Requester(b"other", "/job:worker/task:1")
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for four coordinators."""
-    monkeypatch.setattr(spaces, "MAX_SPACES", 4)
+    monkeypatch.setattr(closures, "MAX_COORDINATORS", 4)
 
 
 def name_of(number: int) -> bytes:
     return b"%016d" % number
 
 
-def admitted(ledger: ClosureLedger, number: int, user: SpaceUser) -> Exception | None:
+def admitted(ledger: ClosureLedger, number: int, user: Requester) -> Exception | None:
     """Why the first mutation in the name of a coordinator is refused; None once it is applied."""
     name = key(1, 1, name_of(number))
     admission = ledger.admit(name, ASSIGN, user)
@@ -96,13 +100,13 @@ def test_a_checkpoint_knows_who_is_over_and_who_has_used_what() -> None:
     restore_closures(again, facts)
     assert dump_closures(again) == facts
     assert isinstance(admitted(again, 0, ONE), FailedPreconditionError)
-    assert {space.user for _, space in again.spaces()} == {ONE}
+    assert {space.user for _, space in again.coordinators()} == {ONE}
 
 
 def test_one_client_lets_nobody_forget_which_coordinators_of_others_are_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spaces, "MAX_OVER", 3)
+    monkeypatch.setattr(closures, "MAX_OVER", 3)
     ledger = ClosureLedger(lambda: {b"one", b"other"})
     ledger.end(name_of(0), EndedClosures.all(), ONE)
     for number in range(1, 10):
@@ -111,7 +115,7 @@ def test_one_client_lets_nobody_forget_which_coordinators_of_others_are_over(
 
 
 def test_exceptions_to_what_has_ended_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces, "MAX_UNENDED", 8)
+    monkeypatch.setattr(closures, "MAX_UNENDED", 8)
     ledger = ClosureLedger(lambda: {b"one", b"other"})
     few, many = EndedClosures(99, frozenset(range(1, 5))), EndedClosures(99, frozenset(range(1, 8)))
     with pytest.raises(ResourceExhaustedError, match="besides 0, and its share is 6"):

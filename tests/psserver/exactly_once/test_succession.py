@@ -8,7 +8,7 @@ import pytest
 
 from stratagem_proto.errors import SupersededError
 from stratagem_proto.v1.succession_pb2 import Incumbent
-from stratagem_psserver.exactly_once.succession import Succession
+from stratagem_psserver.exactly_once.sessions import Succession
 
 FIRST, SECOND, THIRD = (bytes([number]) * 16 for number in (1, 2, 3))
 

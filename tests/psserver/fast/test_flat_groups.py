@@ -10,10 +10,9 @@ import torch
 
 from stratagem_proto.programs.optimizers import OPTIMIZERS, rule_named
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.fast.elementwise import is_elementwise
-from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.gradients import Gradient
+from stratagem_psserver.fast.same_bytes import is_elementwise
+from stratagem_psserver.optimization.gradients import Gradient, StepGradients
 from tests.psserver.optimization.twins import CASES, STEPS, Twin
 from tests.psserver.wire import optimizer_program
 
@@ -25,7 +24,7 @@ JOINT = [
 ]
 
 
-def laid_out(gradients: Sequence[torch.Tensor]) -> Gradients:
+def laid_out(gradients: Sequence[torch.Tensor]) -> StepGradients:
     """Gradients as they lie in a segment, with whatever was there between them."""
     places, room = starts([each.nbytes for each in gradients])
     flat = torch.full([room // 4], float("nan"))
@@ -33,7 +32,7 @@ def laid_out(gradients: Sequence[torch.Tensor]) -> Gradients:
     for gradient, place in zip(gradients, places, strict=True):
         part = flat.narrow(0, place // 4, gradient.numel()).view(gradient.shape)
         each.append(part.copy_(gradient))
-    return Gradients(each, flat=flat)
+    return StepGradients(each, flat=flat)
 
 
 class Training:

@@ -11,10 +11,9 @@ import torch
 from stratagem_proto.errors import DataLossError, ResourceExhaustedError
 from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.variable_pb2 import Initializer, TruncatedNormalShape, VariableSpec
-from stratagem_psserver.fast import row_groups, sparse_rules
-from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast import row_groups, same_bytes
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.optimization.gradients import as_sparse
+from stratagem_psserver.optimization.gradients import StepGradients, as_sparse
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.creation import initial_values
 from stratagem_psserver.variables.store import VariableStore
@@ -102,8 +101,8 @@ def pushes(
     return made
 
 
-def _gradients(pushed: Sequence[Pushed]) -> Gradients:
-    return Gradients([one.value for one in pushed], [one.rows for one in pushed])
+def _gradients(pushed: Sequence[Pushed]) -> StepGradients:
+    return StepGradients([one.value for one in pushed], [one.rows for one in pushed])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -206,7 +205,7 @@ def test_rules_that_round_otherwise_for_several_tables_step_each_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generator = torch.Generator().manual_seed(6)
-    monkeypatch.setattr(sparse_rules, "_is_same_apart", lambda *_: False)
+    monkeypatch.setattr(same_bytes, "_is_same_apart", lambda *_: False)
     ours, checked = (Tables(CASES["Adagrad"]) for _ in range(2))
     for count in (30, 30, 60):
         pushed = pushes(generator, count)

@@ -31,27 +31,27 @@ def hosting_two() -> tuple[VariableStore, ReadPlanCache]:
 
 def test_a_choice_is_kept_for_those_who_read_the_same() -> None:
     store, kept = hosting_two()
-    first = kept.of(all_of("w", "b"))
+    first = kept.plan(all_of("w", "b"))
     store.get("b").version += 1
-    assert kept.of(all_of("w", "b")) is first
+    assert kept.plan(all_of("w", "b")) is first
     assert first.present_header().versions == [1, 2]
-    other = kept.of(all_of("w", "b", newer_than=1))
+    other = kept.plan(all_of("w", "b", newer_than=1))
     w, b = (store.get(name).value for name in "wb")
     assert [each is b for each in other.tensors()] == [True]
-    assert all(map(is_, kept.of(all_of("b", "w")).tensors(), (b, w)))
+    assert all(map(is_, kept.plan(all_of("b", "w")).tensors(), (b, w)))
 
 
 def test_leave_that_one_reader_is_given_is_not_told_to_the_next() -> None:
     _, kept = hosting_two()
-    kept.of(all_of("w")).present_header().grants.add(step=1)
-    assert not kept.of(all_of("w")).present_header().grants
+    kept.plan(all_of("w")).present_header().grants.add(step=1)
+    assert not kept.plan(all_of("w")).present_header().grants
 
 
 def test_a_choice_is_not_kept_once_a_variable_is_replaced() -> None:
     store, kept = hosting_two()
-    kept.of(all_of("w"))
+    kept.plan(all_of("w"))
     store.put_value("w", torch.ones(2))
-    assert torch.equal(kept.of(all_of("w")).tensors()[0], torch.ones(2))
+    assert torch.equal(kept.plan(all_of("w")).tensors()[0], torch.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_choice_is_not_kept_once_a_variable_is_replaced() -> None:
 )
 def test_a_kept_choice_is_not_that_of_a_part(part: dict[str, Any]) -> None:
     _, kept = hosting_two()
-    whole = kept.of(all_of("w"))
-    assert kept.of([pb.Selection(variable="w", **part)]) is not whole
-    assert kept.of(all_of("w")) is whole
+    whole = kept.plan(all_of("w"))
+    assert kept.plan([pb.Selection(variable="w", **part)]) is not whole
+    assert kept.plan(all_of("w")) is whole
 
 
 def test_no_more_choices_are_kept_than_take_little_memory(
@@ -74,8 +74,8 @@ def test_no_more_choices_are_kept_than_take_little_memory(
 ) -> None:
     monkeypatch.setattr(plans, "MOST_NAMES", 3)
     _, kept = hosting_two()
-    both, one = kept.of(all_of("w", "b")), kept.of(all_of("w"))
-    assert kept.of(all_of("w", "b")) is both
-    kept.of(all_of("b"))
-    assert kept.of(all_of("w", "b")) is both
-    assert kept.of(all_of("w")) is not one
+    both, one = kept.plan(all_of("w", "b")), kept.plan(all_of("w"))
+    assert kept.plan(all_of("w", "b")) is both
+    kept.plan(all_of("b"))
+    assert kept.plan(all_of("w", "b")) is both
+    assert kept.plan(all_of("w")) is not one

@@ -13,9 +13,8 @@ import torch
 from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.gradients import Gradient
+from stratagem_psserver.optimization.gradients import Gradient, StepGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from tests.psserver.optimization.twins import CASES, STEPS, Twin, hosting
 from tests.psserver.wire import optimizer_program, sgd
@@ -34,7 +33,7 @@ class Repeating:
         self.known = None
 
     def step(self, program: OptimizerProgram, gradients: Sequence[Gradient]) -> None:
-        values = Gradients([each.value for each in gradients])
+        values = StepGradients([each.value for each in gradients])
         known = self.known
         if known is not None and known.begin(self.optimizers, program, values):
             self.repeated += 1
@@ -104,7 +103,7 @@ def test_a_step_with_another_state_is_not_repeated() -> None:
     parameters = [torch.zeros(2)]
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters, amsgrad=True))
-    assert not known.begin(optimizers, other, Gradients([torch.ones(2)]))
+    assert not known.begin(optimizers, other, StepGradients([torch.ones(2)]))
 
 
 def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
@@ -112,7 +111,7 @@ def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters))
     other.groups.append(other.groups[0])
-    assert not known.begin(optimizers, other, Gradients([torch.ones(2)]))
+    assert not known.begin(optimizers, other, StepGradients([torch.ones(2)]))
 
 
 def test_groups_without_a_gradient_are_not_looked_at() -> None:
@@ -122,7 +121,7 @@ def test_groups_without_a_gradient_are_not_looked_at() -> None:
     program.groups[1].values["lr"].number = -1.0
     known = checked(optimizers, program, gradients)
     assert known is not None
-    assert known.begin(optimizers, program, Gradients([torch.ones(2)]))
+    assert known.begin(optimizers, program, StepGradients([torch.ones(2)]))
 
 
 def test_hyperparameters_that_cannot_be_are_refused() -> None:
@@ -130,14 +129,14 @@ def test_hyperparameters_that_cannot_be_are_refused() -> None:
     program = sgd()
     program.groups[0].values["lr"].number = -1.0
     with pytest.raises(InvalidArgumentError, match="lr=-1"):
-        known.begin(optimizers, program, Gradients([torch.ones(2)]))
+        known.begin(optimizers, program, StepGradients([torch.ones(2)]))
 
 
 def test_an_optimizer_of_another_class_is_refused() -> None:
     optimizers, known = ready(torch.optim.Adam([torch.zeros(2)]))
     program = optimizer_program(torch.optim.AdamW([torch.zeros(2)]), name="Adam")
     with pytest.raises(AlreadyExistsError, match="cannot become a AdamW"):
-        known.begin(optimizers, program, Gradients([torch.ones(2)]))
+        known.begin(optimizers, program, StepGradients([torch.ones(2)]))
 
 
 def test_a_step_that_begins_its_state_or_has_rows_cannot_be_repeated() -> None:
@@ -155,7 +154,7 @@ def test_nothing_is_left_of_the_gradients() -> None:
         optimizer_program(torch.optim.Adam([torch.zeros(2)])),
         torch.ones(2),
     )
-    assert known.begin(optimizers, adam, Gradients([gradient]))
+    assert known.begin(optimizers, adam, StepGradients([gradient]))
     known.run()
     optimizers.commit(known)
     assert known.variables[0].value.grad is None
@@ -172,7 +171,7 @@ def test_nothing_is_left_of_the_gradients_of_a_step_that_is_refused(lr: float) -
     refused.groups[0].values["lr"].number = lr
     gradient = torch.ones(2)
     with pytest.raises(InvalidArgumentError):
-        known.begin(optimizers, refused, Gradients([gradient]))
+        known.begin(optimizers, refused, StepGradients([gradient]))
     left = weakref.ref(gradient)
     del gradient
     gc.collect()

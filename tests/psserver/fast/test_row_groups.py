@@ -10,10 +10,10 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.optimizers import RowWiseAdagrad, rule_named
-from stratagem_psserver.fast import sparse_rules
+from stratagem_psserver.fast import same_bytes
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.fast.row_groups import RowGroup
-from stratagem_psserver.fast.sparse_rules import sparse_rule
+from stratagem_psserver.fast.same_bytes import sparse_rule
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.store import VariableStore
@@ -142,12 +142,12 @@ def test_torch_steps_where_a_rule_comes_to_other_bytes(
     rule = rule_named("SGD")
     group = torch.optim.SGD([torch.zeros(1)]).param_groups[0]
     values = {key: group[key] for key in rule.hyperparameters & group.keys()}
-    monkeypatch.setitem(sparse_rules._RULES, torch.optim.SGD, rounded)
-    sparse_rules._is_same.cache_clear()
+    monkeypatch.setitem(same_bytes._RULES, torch.optim.SGD, rounded)
+    same_bytes._is_same.cache_clear()
     try:
         assert sparse_rule(rule, values, torch.float32) is None
     finally:
-        sparse_rules._is_same.cache_clear()
+        same_bytes._is_same.cache_clear()
 
 
 def test_rows_are_not_stepped_by_parts_of_a_variable() -> None:

@@ -23,8 +23,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesResponse,
 )
 from stratagem_psserver.fast import plans as step_plans
-from stratagem_psserver.fast.plans import StepPlans
-from stratagem_psserver.fast.repeatable_updates import common_part
+from stratagem_psserver.fast.plans import StepPlans, common_part
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.gradients import Gradient
+from stratagem_psserver.optimization.gradients import Gradient, StepGradients
 from tests.psserver.optimization.twins import hosting
 from tests.psserver.wire import optimizer_program
 
@@ -51,7 +50,7 @@ class Server:
             self.check(pushed)
 
     def repeats(self, pushed: Sequence[Pushed]) -> bool:
-        gradients = Gradients(
+        gradients = StepGradients(
             [each.value.clone() for each in pushed], [each.rows for each in pushed]
         )
         if self.known is None or not self.known.begin(self.optimizers, self.program, gradients):

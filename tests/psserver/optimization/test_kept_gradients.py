@@ -8,9 +8,8 @@ import torch
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_psserver.limits import Budget, Reservation
-from stratagem_psserver.optimization import kept_gradients
-from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.optimization.kept_gradients import KeptGradients
+from stratagem_psserver.optimization import gradients as kept_gradients
+from stratagem_psserver.optimization.gradients import Gradient, KeptGradients
 
 SESSION = b"s" * 16
 
@@ -36,7 +35,7 @@ class Keeper:
         return self.budget.reserve(4, "a gradient")
 
     def names(self, number: int = 1) -> list[str]:
-        return list(self.kept.of(SESSION, backward(number)).gradients)
+        return list(self.kept.get(SESSION, backward(number)).gradients)
 
 
 def test_gradients_are_kept_in_their_order_with_their_bytes() -> None:

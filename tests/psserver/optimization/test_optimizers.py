@@ -18,7 +18,7 @@ from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import MAX_OPTIMIZERS, Optimizers
-from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.optimization.torch_rules import take_step
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.optimization.twins import CASES, STEPS, Twin, hosting, run
 from tests.psserver.wire import model_spec, optimizer_program, sgd, slot_spec

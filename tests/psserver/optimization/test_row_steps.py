@@ -17,7 +17,7 @@ from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.optimization.torch_rules import take_step
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.tables.specs import (
     ZEROS,

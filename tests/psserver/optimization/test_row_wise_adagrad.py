@@ -16,7 +16,7 @@ from stratagem.optim import RowWiseAdagrad
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Partition
-from stratagem_psserver.fast.elementwise import is_elementwise
+from stratagem_psserver.fast.same_bytes import is_elementwise
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers

@@ -7,7 +7,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stratagem_proto.programs.optimizers import OPTIMIZERS, OptimizerRule, values_of
-from stratagem_psserver.optimization.single_steps import Prototype, take_step
+from stratagem_psserver.optimization.torch_rules import Prototype, take_step
 
 DENSE = sorted(OPTIMIZERS.keys() - {"SparseAdam"})
 

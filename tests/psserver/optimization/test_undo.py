@@ -17,8 +17,8 @@ from stratagem_proto.errors import (
 from stratagem_proto.programs.optimizers import OPTIMIZERS, Value
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.optimization.dry_run import hyperparameters_of
-from stratagem_psserver.optimization.undo import Undo
+from stratagem_psserver.optimization.optimizers import Undo
+from stratagem_psserver.optimization.torch_rules import hyperparameters_of
 from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.scarce_memory import in_a_child, limited_memory
 from tests.psserver.wire import LARGE, RawClient, optimizer_program

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_psserver.tables.admission import Admission
+from stratagem_psserver.tables.retention import Admission
 
 
 def vector(values: list[int]) -> torch.Tensor:

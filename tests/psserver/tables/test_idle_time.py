@@ -9,7 +9,7 @@ import torch
 
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.tables.idle_time import IdleTime
+from stratagem_psserver.tables.retention import IdleTime
 from stratagem_psserver.tables.table import Table
 from tests.psserver.tables.specs import ZEROS, dynamic, table_spec
 

@@ -19,7 +19,7 @@ from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.restoring import read_restored
-from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.snapshots import Snapshot
 from tests.checkpoints import load_from
 from tests.psserver.optimization.twins import run
 from tests.psserver.persistence.servers import client_of, killed, logged

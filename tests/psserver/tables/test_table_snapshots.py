@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.tables import table_snapshot
-from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.table_snapshot import TableSnapshot
-from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
+from stratagem_psserver.tables import arena as arenas
+from stratagem_psserver.tables.arena import Arena, TableSnapshot
+from stratagem_psserver.variables.snapshots import Snapshot, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.tables.specs import ZEROS, dynamic, hosting, table_of, table_spec
 
@@ -56,7 +55,7 @@ def test_a_snapshot_has_what_there_was_while_rows_change_and_go(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is written between two runs of it."""
-    monkeypatch.setattr(table_snapshot, "_RUN_BYTES", 24)
+    monkeypatch.setattr(arenas, "_RUN_BYTES", 24)
     generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
     store = table_store(kind, generator)
     variable = store.get("t")

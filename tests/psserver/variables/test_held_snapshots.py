@@ -11,13 +11,12 @@ from stratagem_proto.errors import FailedPreconditionError, SessionLostError
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, Task
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.held_snapshots import HeldSnapshots
 from stratagem_psserver.variables.locks import LockUse
-from stratagem_psserver.variables.snapshot import Snapshots
+from stratagem_psserver.variables.snapshots import HeldSnapshots, Snapshots
 from tests.psserver.tables.specs import hosting, table_of, table_spec
 
 SESSION, CUT = b"s" * 16, b"c" * 16
@@ -55,11 +54,11 @@ def add_one(state: ServerState) -> int:
 def test_a_variable_that_changes_is_copied_once(state: ServerState) -> None:
     before = state.store.get("v").value.data_ptr()
     state.held.hold(SESSION, CUT, state.store)
-    assert state.held.of(SESSION, CUT).get("v").value.data_ptr() == before
+    assert state.held.get(SESSION, CUT).get("v").value.data_ptr() == before
     moved = add_one(state)
     assert moved != before
     assert add_one(state) == moved
-    kept = state.held.of(SESSION, CUT).get("v")
+    kept = state.held.get(SESSION, CUT).get("v")
     assert kept.value.tolist() == [0.0, 0.0]
     assert (kept.version, state.store.get("v").version) == (1, 3)
 
@@ -69,7 +68,7 @@ def test_the_end_of_a_lease_lets_go_of_a_snapshot(state: ServerState) -> None:
     before = state.store.get("v").value.data_ptr()
     assert [ended.id for ended in state.end_leases()] == [SESSION]
     with pytest.raises(FailedPreconditionError, match="lease ran out"):
-        state.held.of(SESSION, CUT)
+        state.held.get(SESSION, CUT)
     with pytest.raises(SessionLostError):
         state.ledger.session(SESSION, state.clock())
     assert add_one(state) == before
@@ -80,7 +79,7 @@ def test_a_newer_snapshot_takes_the_place_of_the_last(state: ServerState) -> Non
     add_one(state)
     state.held.hold(SESSION, b"d" * 16, state.store)
     assert not state.held.knows(SESSION, CUT)
-    kept = state.held.of(SESSION, b"d" * 16).get("v")
+    kept = state.held.get(SESSION, b"d" * 16).get("v")
     assert kept.value.tolist() == [1.0, 1.0]
 
 
@@ -89,15 +88,15 @@ def test_a_snapshot_has_the_room_that_variables_leave(room: int | None) -> None:
     """Of a variable of 8 bytes."""
     state = state_of(variable_bytes=room)
     state.held.hold(SESSION, CUT, state.store)
-    assert state.held.of(SESSION, CUT).snapshot.nbytes == 0
+    assert state.held.get(SESSION, CUT).snapshot.nbytes == 0
     add_one(state)
     if room == 15:
         with pytest.raises(FailedPreconditionError, match="leave no room for it"):
-            state.held.of(SESSION, CUT)
+            state.held.get(SESSION, CUT)
         there = state.store.get("v").value.data_ptr()
         assert add_one(state) == there
     else:
-        assert state.held.of(SESSION, CUT).snapshot.nbytes == 8
+        assert state.held.get(SESSION, CUT).snapshot.nbytes == 8
 
 
 def test_the_oldest_snapshot_makes_room_for_others() -> None:

@@ -6,9 +6,8 @@ import torch
 
 from stratagem_proto.wire.segment import starts
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.variables.joining import joined
-from stratagem_psserver.variables.snapshot import Snapshots
-from stratagem_psserver.variables.store import Variable, VariableStore
+from stratagem_psserver.variables.snapshots import Snapshots
+from stratagem_psserver.variables.store import Variable, VariableStore, joined
 from tests.psserver.wire import model_spec
 
 SHAPES = [(3, 5), (), (0, 2), (16,), (1,)]

@@ -10,9 +10,8 @@ import torch
 from stratagem_proto.errors import RowIndexError
 from stratagem_proto.v1.parameter_server_pb2 import Rows, Selection
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
-from stratagem_psserver.variables.held_snapshots import HeldSnapshots
-from stratagem_psserver.variables.read_plans import ReadPlan
-from stratagem_psserver.variables.snapshot import Snapshots
+from stratagem_psserver.variables.reads import ReadPlan
+from stratagem_psserver.variables.snapshots import HeldSnapshots, Snapshots
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.fast.test_joint_tables import SPECS, Tables, pushes, some_keys
 from tests.psserver.fast.test_row_groups import CASES
@@ -77,7 +76,7 @@ def test_reading_stores_no_row_and_a_snapshot_has_its_own_rows() -> None:
     for spec in SPECS:
         variable = store.get(spec.name)
         variable.put_rows(EMPTY, variable.value.new_empty(0, *spec.tensor.shape[1:]))
-    snapshot = held.of(b"session", b"cut")
+    snapshot = held.get(b"session", b"cut")
     for values in (
         ReadPlan.of(snapshot, selections).tensors(),
         filled(ReadPlan.of(snapshot, selections)),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from stratagem_psserver.variables.locks import LockUse, LockWait, VariableLocks
+from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 
 
 def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
@@ -19,7 +19,7 @@ def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
 
         async def hold() -> None:
             names = sorted(chance.sample("abcde", 3))
-            async with locks.holding(lambda: names):
+            async with Holding(locks, lambda: names):
                 assert inside.isdisjoint(names)
                 inside.update(names)
                 await asyncio.sleep(0)
@@ -34,7 +34,7 @@ def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
 def test_one_who_gives_up_waiting_leaves_the_lock_to_the_others() -> None:
     async def give_up() -> None:
         locks = VariableLocks()
-        async with locks.holding(lambda: ["b"]):
+        async with Holding(locks, lambda: ["b"]):
             waiting = asyncio.ensure_future(hold(locks))
             await asyncio.sleep(0)
             waiting.cancel()
@@ -43,7 +43,7 @@ def test_one_who_gives_up_waiting_leaves_the_lock_to_the_others() -> None:
         await asyncio.wait_for(hold(locks), 30)
 
     async def hold(locks: VariableLocks) -> None:
-        async with locks.holding(lambda: ["a", "b"]):
+        async with Holding(locks, lambda: ["a", "b"]):
             pass
 
     asyncio.run(give_up())
@@ -53,9 +53,9 @@ def test_a_body_that_fails_releases_its_locks() -> None:
     async def fail_and_retry() -> None:
         locks = VariableLocks()
         with pytest.raises(KeyError):
-            async with locks.holding(lambda: ["a"]):
+            async with Holding(locks, lambda: ["a"]):
                 raise KeyError
-        async with locks.holding(lambda: ["a"]):
+        async with Holding(locks, lambda: ["a"]):
             pass
 
     asyncio.run(asyncio.wait_for(fail_and_retry(), 30))
@@ -67,11 +67,11 @@ def test_who_owns_a_name_is_asked_again_after_waiting() -> None:
         owned = asyncio.Event()
 
         async def reader() -> None:
-            async with locks.holding(lambda: sorted(owners.values())):
+            async with Holding(locks, lambda: sorted(owners.values())):
                 owned.set()
 
-        async with locks.holding(lambda: ["w"]):
-            async with locks.holding(lambda: ["a"]):
+        async with Holding(locks, lambda: ["w"]):
+            async with Holding(locks, lambda: ["a"]):
                 reading = asyncio.create_task(reader())
                 await asyncio.sleep(0)
                 owners["slot"] = "w"
@@ -88,10 +88,10 @@ def test_one_cancelled_when_its_turn_has_come_passes_it_on() -> None:
         locks = VariableLocks()
 
         async def hold() -> None:
-            async with locks.holding(lambda: ["a"]):
+            async with Holding(locks, lambda: ["a"]):
                 pass
 
-        async with locks.holding(lambda: ["a"]):
+        async with Holding(locks, lambda: ["a"]):
             first, second = (asyncio.ensure_future(hold()) for _ in range(2))
             await asyncio.sleep(0)
         first.cancel()
@@ -107,10 +107,10 @@ def test_who_need_not_hold_locks_for_longer_is_told_when_somebody_waits() -> Non
         locks, told = VariableLocks(), list[str]()
 
         async def want(name: str) -> None:
-            async with locks.holding(lambda: [name]):
+            async with Holding(locks, lambda: [name]):
                 told.append(f"{name} is held")
 
-        first = locks.holding(lambda: ["a", "b"])
+        first = Holding(locks, lambda: ["a", "b"])
         async with first:
             first.notify_when_contended(lambda: told.append("hurry"))
             await asyncio.wait_for(want("c"), 30)
@@ -129,7 +129,7 @@ def test_who_need_not_hold_locks_for_longer_is_told_when_somebody_waits() -> Non
 def test_who_holds_locks_is_told_at_once_if_somebody_waits_already() -> None:
     async def tell() -> list[str]:
         locks, told = VariableLocks(), list[str]()
-        first, second = (locks.holding(lambda: ["a"]) for _ in range(2))
+        first, second = (Holding(locks, lambda: ["a"]) for _ in range(2))
         async with first:
             waiting = asyncio.ensure_future(second.acquire())
             await asyncio.sleep(0)
@@ -152,10 +152,10 @@ def test_who_was_just_handed_a_lock_keeps_it_from_the_others() -> None:
         locks = VariableLocks(noted)
 
         async def hold(client: str) -> None:
-            async with locks.holding(lambda: ["a"], LockUse(client, "update")):
+            async with Holding(locks, lambda: ["a"], LockUse(client, "update")):
                 pass
 
-        async with locks.holding(lambda: ["a"]):
+        async with Holding(locks, lambda: ["a"]):
             waiting = [asyncio.ensure_future(hold(client)) for client in ("second", "third")]
             await asyncio.sleep(0)
         assert waits[1].holder() == LockUse("second", "update")

@@ -12,7 +12,7 @@ import torch
 
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.variables.snapshot import Snapshots
+from stratagem_psserver.variables.snapshots import Snapshots
 from stratagem_psserver.variables.store import VariableStore
 
 COUNT = 3_000

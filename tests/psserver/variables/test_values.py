@@ -37,8 +37,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.variables.assignments import prepare
-from stratagem_psserver.variables.read_plans import ReadPlan
-from stratagem_psserver.variables.selections import is_wanted, select
+from stratagem_psserver.variables.reads import ReadPlan, is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.wire import indices, model_spec
 

@@ -9,10 +9,9 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.data_ledgers import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
-from stratagem_psserver.exactly_once.fence import Fence
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
-from stratagem_psserver.exactly_once.session import Session
+from stratagem_psserver.exactly_once.sessions import Fence, Session
 from tests.simulation.planted.plant import Plant, replaced, strikes
 
 _admit = Numbering.admit

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from stratagem_proto.v1.replication_pb2 import Replica, View
-from stratagem_psserver.exactly_once.recording import ForLog
+from stratagem_psserver.exactly_once.mutations import LogEntry
 from stratagem_psserver.log.changes import LoggedRequest
 from stratagem_psserver.replication import replica
 from stratagem_psserver.replication.backup import Backup
@@ -117,7 +117,7 @@ def _seems_silent(self: Backup) -> bool:
     return True
 
 
-_forget, _make, _withdraw = Primary._log_if_needed, ForLog.__init__, Backup.withdraw
+_forget, _make, _withdraw = Primary._log_if_needed, LogEntry.__init__, Backup.withdraw
 
 
 def _forgets_that_it_is_over(self: Primary) -> None:
@@ -127,7 +127,7 @@ def _forgets_that_it_is_over(self: Primary) -> None:
     _forget(self)
 
 
-def _decides_early(self: ForLog, make: Callable[[], LoggedRequest | None] = lambda: None) -> None:
+def _decides_early(self: LogEntry, make: Callable[[], LoggedRequest | None] = lambda: None) -> None:
     """Decide when a request arrives whether it is recorded, and not when its turn has come."""
     early = make()
     _make(self, lambda: early)
@@ -168,7 +168,7 @@ FAULTS_OF_MOVES: Mapping[str, Plant] = {
         Primary, "_log_if_needed", _forgets_that_it_is_over
     ),
     "requests are not recorded that wait while a server begins to follow": replaced(
-        ForLog, "__init__", _decides_early
+        LogEntry, "__init__", _decides_early
     ),
     "the task is handed over to a server that has vanished": replaced(
         Primary, "_is_there", _takes_for_living

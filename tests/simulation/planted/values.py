@@ -13,8 +13,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.wire.tensors import as_bytes
-from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.receiving import StagedTensors
+from stratagem_psserver.exactly_once.receiving import Manifest, StagedTensors
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.rpcs import values
 from stratagem_psserver.state import ServerState

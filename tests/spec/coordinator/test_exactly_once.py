@@ -26,7 +26,7 @@ def counters(coordination: Coordination) -> tuple[Variable, Variable]:
 
 def recorded(server: ParameterServer) -> int:
     """How many functions a server has records of."""
-    spaces = server._state.closures.spaces()
+    spaces = server._state.closures.coordinators()
     return sum(len(space.unended) for _, space in spaces)
 
 

@@ -292,7 +292,7 @@ def test_another_program_takes_over_a_pass_with_its_unfinished_functions() -> No
         lost.schedule(held, args=(batches,))
         gate.wait_for(1)
         closures = coordination.servers[0]._state.closures
-        eventually(lambda: [len(one.unended) for _, one in closures.spaces()] == [1])
+        eventually(lambda: [len(one.unended) for _, one in closures.coordinators()] == [1])
         coordination.strategy.close()
         with coordination.new_strategy() as strategy:
             coordinator = ClusterCoordinator(strategy)
