@@ -154,13 +154,6 @@ def _encoding(
     return Encoding(decoded=spec_of_kind(dtype, shape), kind=ENCODING_KIND_NARROWED)
 
 
-def is_wanted(variable: Variable, selection: Selection) -> bool:
-    """Return whether the reader lacks the variable's present version."""
-    # Versions begin with 1, so a reader that has none sends 0. A reader's version can also be
-    # higher than this one: if it is from another run, or if this is an older snapshot.
-    return variable.version != selection.newer_than
-
-
 def select(variable: Variable, selection: Selection) -> Selected | SelectedRows:
     """Return the selected part of a variable.
 
@@ -457,4 +450,8 @@ def _contents(
 
 
 def _wanted(variables: Sequence[Variable], selections: Sequence[Selection]) -> list[bool]:
-    return list(map(is_wanted, variables, selections))
+    """Return for each variable whether the reader lacks its present version."""
+    # Versions begin with 1, so a reader that has none sends 0. A reader's version can also be
+    # higher than this one: if it is from another run, or if this is an older snapshot.
+    pairs = zip(variables, selections, strict=True)
+    return [variable.version != selection.newer_than for variable, selection in pairs]

@@ -252,7 +252,8 @@ class VariableStore:
 
     def owners(self, names: Iterable[str]) -> list[str]:
         """Return the owners of variables, sorted and distinct."""
-        return sorted(set(map(self.owner, names)))
+        owners = self._owners
+        return sorted({owners.get(name, name) for name in names})
 
     def slots(self, name: str) -> list[str]:
         """Return the names of a variable's slot variables, in order of creation."""

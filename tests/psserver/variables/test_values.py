@@ -37,7 +37,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.variables.assignments import prepare
-from stratagem_psserver.variables.reads import ReadPlan, is_wanted, select
+from stratagem_psserver.variables.reads import ReadPlan, _wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.wire import indices, model_spec
 
@@ -185,9 +185,9 @@ def test_rows_that_do_not_exist_are_refused(
 
 def test_only_a_newer_version_is_wanted() -> None:
     variable = hosting(torch.zeros(1))[1]
-    assert is_wanted(variable, pb.Selection(variable="w"))
-    assert is_wanted(variable, pb.Selection(variable="w", newer_than=0))
-    assert not is_wanted(variable, pb.Selection(variable="w", newer_than=1))
+    assert _wanted([variable], [pb.Selection(variable="w")]) == [True]
+    assert _wanted([variable], [pb.Selection(variable="w", newer_than=0)]) == [True]
+    assert _wanted([variable], [pb.Selection(variable="w", newer_than=1)]) == [False]
 
 
 def write(
