@@ -98,12 +98,15 @@ def step_rows(
     No operation multiplies and adds at once: torch rounds those differently for the last elements
     of a tensor, so parts of a parameter would come to other bytes than all of it.
     """
-    decay = group["weight_decay"]
+    decay, rate = group["weight_decay"], group["lr"]
+    if isinstance(rate, np.ndarray):
+        # torch divides no array of NumPy by a tensor without NumPy's complaint.
+        rate = rate[()]
     if group["maximize"]:
         gradient = -gradient
     squares = (gradient + rows * decay if decay else gradient).square()
     sums.add_(squares.flatten(1).mean(1) if rows.dim() > 1 else squares)
-    multiplier = group["lr"] / sums.sqrt().add_(group["eps"])
+    multiplier = rate / sums.sqrt().add_(group["eps"])
     multiplier = multiplier.view(-1, *[1] * (rows.dim() - 1)) if rows.dim() > 1 else multiplier
     if decay:
         rows.mul_(1 - multiplier * decay)
