@@ -16,8 +16,8 @@ from tqdm import trange
 
 from benchmarks.harness.table import Table
 from stratagem import ParameterServerStrategy, Variable
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from stratagem import Servers
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 

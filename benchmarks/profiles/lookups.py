@@ -25,8 +25,8 @@ from benchmarks.peers.row_batches import batches
 from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.lookups import Rows
 from benchmarks.profiles.clocks import taken
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_psserver.environment import tune
 from stratagem_psserver.server import ParameterServer

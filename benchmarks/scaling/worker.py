@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.peers.stratagem.loads import LOADS, create, delete
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER
 from stratagem_proto.wire.channel import VARIABLE
 

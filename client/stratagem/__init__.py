@@ -110,10 +110,9 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
     from stratagem._parameter_server.variables.shards import VariablePlacement
-    from stratagem._ps_client.moving.plan import TaskLoad, TaskMove
-    from stratagem._ps_client.moving.servers import Servers
-    from stratagem._ps_client.moving.survey import ServerTasks
-    from stratagem._ps_client.traffic import Traffic
+    from stratagem._ps_client.moving import Servers
+    from stratagem._ps_client.survey import ServerTasks, TaskLoad, TaskMove
+    from stratagem._ps_client.transport import Traffic
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._tpu.strategy import TPUStrategy
     from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
@@ -258,13 +257,13 @@ _LATE = {
     "ReductionToOneDevice": "stratagem._core.reduction",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
-    "ServerTasks": "stratagem._ps_client.moving.survey",
-    "Servers": "stratagem._ps_client.moving.servers",
+    "ServerTasks": "stratagem._ps_client.survey",
+    "Servers": "stratagem._ps_client.moving",
     "ShardedVariable": "stratagem._parameter_server.variables.sharded_variable",
     "TPUStrategy": "stratagem._tpu.strategy",
-    "TaskLoad": "stratagem._ps_client.moving.plan",
-    "TaskMove": "stratagem._ps_client.moving.plan",
-    "Traffic": "stratagem._ps_client.traffic",
+    "TaskLoad": "stratagem._ps_client.survey",
+    "TaskMove": "stratagem._ps_client.survey",
+    "Traffic": "stratagem._ps_client.transport",
     "VariablePlacement": "stratagem._parameter_server.variables.shards",
     "cluster_resolver": "stratagem.cluster_resolver",
     "compression": "stratagem.compression",

@@ -20,7 +20,7 @@ from stratagem.consistency import mean_staleness
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from stratagem._ps_client.traffic import Traffic
+    from stratagem._ps_client.transport import Traffic
     from stratagem.consistency import ConsistencyReport
 
 __all__ = ["ScalarWriter"]

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, create
+from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD

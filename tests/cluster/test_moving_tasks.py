@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from stratagem import ParameterServerStrategy, StratagemError, TaskMove, Variable
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.moving.calls import ServerCalls
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.survey import ServerCalls
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.servers_pb2 import DescribeServerResponse

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import Identity, handshake
 from stratagem_proto.errors import (
     InvalidArgumentError,
     UnauthenticatedError,

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from stratagem._ps_client.connections.session import Identity, farewell
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.session import Identity, farewell
 from stratagem_proto.errors import InternalError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from tests.simulation.connections import Pauses, SimulatedConnection
@@ -50,7 +50,7 @@ class Process:
         job, _, index = task.partition(":")
         client = world.chance.randbytes(16)
         identity = Identity(ROLE_CHIEF, job, int(index), client=client, process=client)
-        self.name, self.steps, self.pauses = task, StepCount(), Pauses(world)
+        self.name, self.steps, self.pauses = task, CheckpointSteps(), Pauses(world)
         self._connections = [
             SimulatedConnection(
                 world, _route(network, task, server), number, identity, self.steps, self.pauses

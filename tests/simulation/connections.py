@@ -1,6 +1,6 @@
 """The connection of a simulated process to one server.
 
-It numbers requests by the client's own `ServerSession`, repeats them as the client's `Repetition`
+It numbers requests by the client's own `ServerSession`, repeats them as the client's `Retries`
 decides, and encodes and decodes them by the client's own `Request`. What stands here instead of
 `Connection` and `Pending` is their waiting: a lock of asyncio where those have one of threads.
 """
@@ -16,11 +16,12 @@ from typing import Any
 import grpc
 import torch
 
-from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._ps_client.connections.experience import Experience
-from stratagem._ps_client.connections.repetition import Repetition, is_unreached
-from stratagem._ps_client.connections.route import restarted_error
-from stratagem._ps_client.connections.session import (
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.names import next_closure_key
+from stratagem._ps_client.pending import Retries, SurvivedRequests, is_unreached
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.route import restarted_error
+from stratagem._ps_client.session import (
     Identity,
     ServerSession,
     heartbeat,
@@ -28,9 +29,7 @@ from stratagem._ps_client.connections.session import (
     opening,
     reopening,
 )
-from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.step_count import StepCount
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
 from stratagem_proto.wire.channel import Deadlines
@@ -65,7 +64,7 @@ class Pauses:
 
 
 class SimulatedConnection:
-    """As `stratagem._ps_client.connections.connection.Connection`, without threads.
+    """As `stratagem._ps_client.connection.Connection`, without threads.
 
     Args:
         world: The run that it is part of.
@@ -88,7 +87,7 @@ class SimulatedConnection:
         route: Route,
         task: int,
         identity: Identity,
-        steps: StepCount,
+        steps: CheckpointSteps,
         pauses: Pauses,
     ) -> None:
         self._world, self._route = world, route
@@ -103,7 +102,7 @@ class SimulatedConnection:
         self._turn, self._opening = asyncio.Lock(), asyncio.Lock()
         self._attendance: asyncio.Task[Any] | None = None
         self._attended: SimulatedServer | None = None
-        self._experience = Experience()
+        self._experience = SurvivedRequests()
 
     async def call(self, request: Request[Result]) -> Result:
         """Send a request and wait for its result; mutations go one at a time."""
@@ -162,7 +161,7 @@ class SimulatedConnection:
 
     async def _repeating(self, request: Request[Result], deadlines: Deadlines) -> Result:
         route = self._route
-        repetition = Repetition(request, self.peer, deadlines.connect, route.is_replicated)
+        repetition = Retries(request, self.peer, deadlines.connect, route.is_replicated)
         while True:
             run, server = self._present_run, route.server
             try:
@@ -182,7 +181,7 @@ class SimulatedConnection:
 
     async def _wait_for_server(
         self,
-        repetition: Repetition,
+        repetition: Retries,
         request: Request[Any],
         deadlines: Deadlines,
         server: SimulatedServer,
@@ -196,7 +195,7 @@ class SimulatedConnection:
 
     async def _is_found(
         self,
-        repetition: Repetition,
+        repetition: Retries,
         request: Request[Any],
         deadlines: Deadlines,
         server: SimulatedServer,
@@ -287,7 +286,7 @@ class SimulatedConnection:
         """Have the server see that this process lives, by a call that lasts as long as it."""
         if self.session is None or self._attends_present():
             return
-        request = AttendSessionRequest(session_id=self.session.shown)
+        request = AttendSessionRequest(session_id=self.session.credential)
         sent = Sent(_ATTEND, [request.SerializeToString()])
         self.close()
         self._attended = self._route.server

@@ -16,12 +16,12 @@ from tests.simulation.replicas.peers import asking
 from tests.simulation.replicas.replica import SimulatedReplica
 from tests.simulation.servers import SimulatedServer
 
-# As in `stratagem._ps_client.connections.route` and `primary_search`.
+# As in `stratagem._ps_client.route` and `primary_search`.
 _PATIENCE_SECONDS, _TRUST_SECONDS, _ASK_SECONDS = 0.5, 1.0, 0.5
 
 
 class Route(Protocol):
-    """As `stratagem._ps_client.connections.route.ServerRoute`, without threads.
+    """As `stratagem._ps_client.route.ServerRoute`, without threads.
 
     Attributes:
         server: The process that requests go to.

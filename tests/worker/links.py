@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._ps_client.session import Identity, handshake
 from stratagem._shipping.kinds import Definition
 from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
 from stratagem._shipping.pickling import Pickler

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stratagem._ps_client.connections.session import Identity, handshake
+from stratagem._ps_client.session import Identity, handshake
 from stratagem._worker_client import link as links
 from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import (

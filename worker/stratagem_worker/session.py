@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stratagem._core.contexts import clear_remains, on_worker
-from stratagem._ps_client.closure_identity import running
+from stratagem._ps_client.names import running
 from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import InvalidArgumentError

@@ -11,9 +11,8 @@ from benchmarks.chaos.launcher import DRAIN_SECONDS, START_SECONDS, Launcher
 from benchmarks.chaos.roles import Role, Victim, victim_of
 from benchmarks.chaos.strikes import Kind, Strike
 from stratagem import Servers, StratagemError
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.moving.calls import ServerCalls
-from stratagem._ps_client.moving.survey import surveyed
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.survey import ServerCalls, surveyed
 from stratagem_deploy.clusters.replication import replica_options
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.listing import variables_of

@@ -32,8 +32,8 @@ from benchmarks.peers.processor_time import family, processor_seconds
 from benchmarks.peers.stratagem.clusters import cluster
 from benchmarks.peers.stratagem.loads import LOADS, create
 from stratagem import DistributedOptimizer, ParameterServerStrategy
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER
 

@@ -62,7 +62,7 @@ class SmallUpdates:
 
     def push(self) -> None:
         """Have all servers step."""
-        self._servers.push(
+        self._servers.call_all(
             {task: updates.step(_SGD, self._gradients) for task in self._servers.called}
         )
 
@@ -121,12 +121,12 @@ class Rows:
         """Get the rows of the next batch."""
         self._batch = next(self._batches)
         wanted = self._batch.readings.items()
-        self._servers.together({task: reads.read(each) for task, each in wanted})
+        self._servers.call_all({task: reads.read(each) for task, each in wanted})
 
     def push(self) -> None:
         """Send a gradient for each of them."""
         sent = self._batch.gradients.items()
-        self._servers.push({task: updates.step(_ADAGRAD, each) for task, each in sent})
+        self._servers.call_all({task: updates.step(_ADAGRAD, each) for task, each in sent})
 
 
 LOADS: Mapping[str, type[SmallUpdates] | type[Rows]] = {

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from benchmarks.peers.stratagem.clusters import cluster
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import variables
+from stratagem._ps_client.session import Identity
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader

@@ -21,10 +21,10 @@ from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.server import connected
 from benchmarks.peers.stratagem.transfer import Variable
 from benchmarks.peers.transfer import Transfers
-from stratagem._ps_client.connections.connection import Connection as ServerConnection
-from stratagem._ps_client.connections.heartbeat import Heartbeat
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.connection import Connection as ServerConnection
+from stratagem._ps_client.heartbeat import Heartbeat
+from stratagem._ps_client.session import Identity
 from stratagem_proto.wire.channel import Deadlines
 
 
@@ -49,7 +49,7 @@ def contestant(count: str) -> Iterator[Answer]:
 
 def hold(parent: Connection, address: str, identity: Identity, count: int) -> None:
     """Keeps so many sessions open, in a process of its own; see `server`."""
-    steps = StepCount()
+    steps = CheckpointSteps()
     connections = [
         ServerConnection(0, address, _another(identity), Deadlines(), steps) for _ in range(count)
     ]

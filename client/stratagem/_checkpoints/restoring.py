@@ -104,7 +104,6 @@ class DeferredState:
                 self._slot_names[slot.variable].append(slot)
 
     def names(self) -> list[str]:
-        """Return the names of the values."""
         return sorted(self._values)
 
     def restore(self, entry: CheckpointEntry) -> None:

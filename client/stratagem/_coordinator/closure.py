@@ -125,11 +125,9 @@ class Result(WorkerValue):
             self._await_end(self)
 
     def stay(self, keeper: Keeper) -> None:
-        """Take note of the worker that has it."""
         self.keeper, self.direct, self.copying = keeper, True, False
 
     def succeed(self, payload: bytes, sender: str) -> None:
-        """Take in what a worker returned."""
         self.payload, self.sender = payload, sender
         self.ended.set()
 
@@ -139,7 +137,6 @@ class Result(WorkerValue):
         return self._worker_values.outcomes.load(self.payload, self.sender)
 
     def fail(self, error: BaseException) -> None:
-        """Take note that there is none."""
         self.error = error
         self.ended.set()
 
@@ -189,7 +186,6 @@ class Closure:
 
     @cached_property
     def inputs(self) -> list[Result]:
-        """The results of other closures that it takes."""
         return results_among(self.parcel.remote_objects.values())
 
     @property
@@ -299,7 +295,6 @@ class RemoteValue(RemoteObject):
 
 
 def fetched(nest: Any) -> Any:
-    """Put what each `RemoteValue` of a nest fetches in its place."""
     return map_leaves(_fetched, nest)
 
 

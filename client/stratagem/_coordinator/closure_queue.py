@@ -116,7 +116,6 @@ class Suspects:
         }
 
     def clear(self, *closures: int) -> None:
-        """Forget closures that have ended."""
         if self._workers:
             for closure in closures:
                 self._workers.pop(closure, None)
@@ -137,7 +136,6 @@ class UnmetInputs:
         return len(self._inputs)
 
     def add(self, closure: int, inputs: Iterable[int]) -> None:
-        """Let a closure wait for at least one other."""
         self._inputs[closure] = set(inputs)
         for needed in self._inputs[closure]:
             self._waiting[needed].append(closure)
@@ -223,7 +221,6 @@ class ClosureQueue:
 
     @property
     def workers(self) -> Collection[int]:
-        """The workers that are there."""
         return self._on_worker.keys()
 
     @property

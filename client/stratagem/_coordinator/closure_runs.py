@@ -142,13 +142,11 @@ class ClosureRuns:
         return closure.name if closure else f"function {number}"
 
     def expect(self, closure: Closure) -> None:
-        """Add a closure that was scheduled."""
         self._closures[closure.number] = closure
         for one in closure.inputs:
             one.users += 1
 
     def abort(self) -> None:
-        """Give up all closures."""
         for closure in self._closures.values():
             closure.result.abort()
         self._closures.clear()
@@ -208,7 +206,6 @@ class ClosureRuns:
             worker.run(closure, _Run(self, worker, closure))
 
     def _fail(self, closure: Closure, error: BaseException) -> None:
-        """End a closure with an error."""
         self.end(closure.number).result.fail(error)
         self.obey(self._queue.failed(closure.number, error))
 

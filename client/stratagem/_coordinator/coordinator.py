@@ -33,7 +33,7 @@ from stratagem._coordinator.workers import (
 from stratagem._core.contexts import cross_replica, current_replica_id
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._ps_client.traffic import Traffic, TrafficMeter
+from stratagem._ps_client.transport import Traffic, TrafficMeter
 from stratagem._remote_objects.modules import COORDINATOR_KINDS
 from stratagem._remote_objects.variables import CoordinatorStub, hosting_of, servers_of
 from stratagem._shipping.call import FunctionCall, bound, name_of

@@ -65,8 +65,7 @@ class WorkerValue(RemoteObject):
         return self
 
     @abstractmethod
-    def _provide(self, keeper: Keeper) -> None:
-        """Give a worker what it has to keep."""
+    def _provide(self, keeper: Keeper) -> None: ...
 
 
 class WorkerValues:

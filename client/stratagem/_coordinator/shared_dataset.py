@@ -187,7 +187,7 @@ class CompletionReporter:
             try:
                 for space, ended in self._everything_for(server).items():
                     request = end_closures(space, *ended)
-                    self._servers.start(server, request).result()
+                    self._servers.call(server, request)
             except StratagemError:
                 time.sleep(_PAUSE_SECONDS)
                 with self._changing:

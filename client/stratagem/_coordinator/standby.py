@@ -14,10 +14,10 @@ from copy import deepcopy
 from stratagem._cluster.tasks import Membership
 from stratagem._core.waiting import Wait
 from stratagem._parameter_server.task import ServerLookup, member_of
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.process_name import process_name
+from stratagem._ps_client.names import process_name
 from stratagem._ps_client.requests.coordination import await_vacancy, succeed
+from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem_proto.errors import (
@@ -102,7 +102,7 @@ class Candidate:
             0 if all agree; else the highest number of another one that has it.
         """
         incumbent = Incumbent(number=number, program=self._program, name=self._name)
-        answers = self._servers.together({server: succeed(incumbent) for server in servers})
+        answers = self._servers.call_all({server: succeed(incumbent) for server in servers})
         found = [answer.incumbent for answer in answers.values()]
         return max((one.number for one in found if one.program != self._program), default=0)
 

@@ -19,8 +19,8 @@ from stratagem._coordinator.per_worker import WorkerValue
 from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.transport import TrafficMeter
 from stratagem._remote_objects.variables import servers_of
 from stratagem._shipping.kinds import Definition, Parcel
 from stratagem._shipping.outcome_forms import OutcomeForm
@@ -131,11 +131,9 @@ class RemoteWorker:
         self._staying[closure.result._shipped_handle()] = closure.number
 
     def drop(self, closure: Closure) -> None:
-        """Let it forget a result that stays there."""
         self.link.release((), [closure.number])
 
     def send_back(self, closure: Closure) -> Future[ClosureAnswer]:
-        """Ask for a copy of a result that stays on the worker."""
         closure.result.copying = True
         return self.link.send_back(closure.number)
 
@@ -484,7 +482,6 @@ class Roster:
         return self._members[index].attendant
 
     def dismiss(self, index: int) -> None:
-        """Let a worker leave, and end its connection."""
         self._members.pop(index).attendant.close()
         self.there.pop(index, None)
         self._connect.forget(index)

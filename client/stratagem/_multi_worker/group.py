@@ -58,7 +58,6 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return self.place.size
 
     def exchange(self, operation: str, details: Any) -> list[Any]:

@@ -48,12 +48,10 @@ class WorkerPlace:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.tasks)
 
     @property
     def name(self) -> str:
-        """The name of this process's task."""
         return self.tasks[self.rank]
 
     @property

@@ -236,7 +236,6 @@ class WorkersHosting(CopiesHosting):
 
 
 def follow_chief(group: WorkerGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Give tensors the chief's values."""
     with torch.no_grad():
         for mine, chief in zip(tensors, group.spread(tensors), strict=True):
             mine.copy_(chief)

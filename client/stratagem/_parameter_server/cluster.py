@@ -30,9 +30,9 @@ from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
 from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import LoadedValues
-from stratagem._ps_client.moving.servers import Servers
+from stratagem._ps_client.moving import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
-from stratagem._ps_client.traffic import Traffic
+from stratagem._ps_client.transport import Traffic
 from stratagem._strategies.strategy import Strategy
 from stratagem.consistency import Consistency, ConsistencyReport
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError

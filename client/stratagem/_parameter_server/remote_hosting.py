@@ -295,7 +295,7 @@ class RemoteHosting(Hosting):
         # A checkpoint has all that this sends, or nothing of it.
         self._steps.begin_run()
         try:
-            with self._store.servers.steps.taking():
+            with self._store.servers.steps.step_scope():
                 result = call()
                 self.checkpoints.states.ran()
         finally:

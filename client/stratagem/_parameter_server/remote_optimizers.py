@@ -171,11 +171,11 @@ def _replace_slots(
     end = time.monotonic() + store.peer_seconds
     while True:
         existing = _existing(store, optimizer, slots)
-        store.servers.together(
+        store.servers.call_all(
             {server: delete([spec.name for spec in found]) for server, found in existing.items()}
         )
         try:
-            store.servers.together(creations)
+            store.servers.call_all(creations)
             return
         except AlreadyExistsError:
             if time.monotonic() > end:
@@ -187,7 +187,7 @@ def _existing(
 ) -> dict[int, list[VariableSpec]]:
     """Return what servers keep for these variables, by server, unless nothing."""
     groups = by_server(variables)
-    listings = store.servers.together(
+    listings = store.servers.call_all(
         {server: list_variables([VARIABLE_KIND_SLOT]) for server in groups}
     )
     existing = {}
@@ -278,7 +278,7 @@ def _contribute(
     batches = _batches(totals.with_gradients(gradients), overlap)
     of_sum = Limits(limits, offender)
     contribution = _contribution(store, step, permit)
-    store.servers.together(
+    store.servers.call_all(
         {
             server: updates.step(
                 program, batches[server].gradients, contribution, of_sum, batches[server].backward

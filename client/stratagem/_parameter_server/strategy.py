@@ -32,8 +32,8 @@ from stratagem._parameter_server.task import (
     store_of,
 )
 from stratagem._parameter_server.variables.shards import VariablePartitioner
-from stratagem._ps_client.moving.servers import Servers
-from stratagem._ps_client.traffic import Traffic
+from stratagem._ps_client.moving import Servers
+from stratagem._ps_client.transport import Traffic
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._resolvers import given_or_default
 from stratagem.consistency import Consistency, ConsistencyReport, consistency_from

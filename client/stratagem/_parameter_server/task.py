@@ -15,9 +15,9 @@ from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.steps import StepTracker
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.shards import VariablePartitioner, placement_named
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.process_name import process_name
+from stratagem._ps_client.names import process_name
+from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError

@@ -6,20 +6,21 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 from weakref import WeakMethod
 
 from stratagem._cluster.device_filters import VisibleServers
-from stratagem._ps_client.arbitration.chief import Arbitration
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.directory import TaskDirectory
-from stratagem._ps_client.connections.heartbeat import Heartbeat
-from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.arbitration import Arbitration
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.heartbeat import Heartbeat
+from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.step_count import StepCount
-from stratagem._ps_client.traffic import Traffic
+from stratagem._ps_client.route import TaskDirectory
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.transport import Traffic
 from stratagem._ps_client.write_behind import Backlog, present_writes
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -29,8 +30,28 @@ from stratagem_proto.wire.channel import Deadlines
 _MOST_BEHIND_BYTES = 16 << 10
 
 
-class SentAhead(Protocol):
-    """What was sent ahead of the other requests of a group, which wait for it."""
+class Order(Enum):
+    """What requests of a group wait for, and what is made of them.
+
+    Attributes:
+        AFTER_PUSH: They follow a push in flight, whose answer is taken in before. Those that change
+            something are one step of the client, and count as a change.
+        BESIDE_PUSH: The same, but what changes nothing does not wait for a push in flight.
+        STEP: A part of a training step. It follows a push in flight, whose answer others take in.
+        IN_FLIGHT: The push in flight itself, a part of a training step that waits for no other.
+        BEHIND: As AFTER_PUSH, but a scheduled function does not wait for small ones, and gets no
+            results of them. They go at once, in their order, and all else waits for them.
+    """
+
+    AFTER_PUSH = "after push"
+    BESIDE_PUSH = "beside push"
+    STEP = "step"
+    IN_FLIGHT = "in flight"
+    BEHIND = "behind"
+
+
+class InFlightPush(Protocol):
+    """A push whose answer nobody has waited for yet; other requests of its group do."""
 
     def wait(self) -> None:
         """Wait until it is answered; raise nothing. Comes before a part of a step."""
@@ -41,19 +62,44 @@ class SentAhead(Protocol):
         A failure is raised by one call only.
         """
 
-    def attend(self) -> None:
+    def wait_in_background(self) -> None:
         """Have a thread wait for the answer; called when no step begins soon."""
 
 
-class _NothingAhead(SentAhead):
+class _NoPush(InFlightPush):
     def wait(self) -> None: ...
 
     def finish(self) -> None: ...
 
-    def attend(self) -> None: ...
+    def wait_in_background(self) -> None: ...
 
 
-_NOTHING_AHEAD = _NothingAhead()
+class SentRequests(Generic[Result]):
+    """Requests that were sent to several servers. Call it for the results, or abandon it; once."""
+
+    def __init__(self, pending: Mapping[int, Pending[Result]]) -> None:
+        self._pending = pending
+
+    def __call__(self) -> dict[int, Result]:
+        """Wait for all results; raise the failure of the first server, by index, that failed."""
+        results: dict[int, Result] = {}
+        failures: list[StratagemError] = []
+        try:
+            for task, request in self._pending.items():
+                try:
+                    results[task] = request.result()
+                except StratagemError as error:
+                    failures.append(error)
+        finally:
+            self.abandon()
+        if failures:
+            raise failures[0]
+        return results
+
+    def abandon(self) -> None:
+        """Give up what has no outcome yet."""
+        for request in self._pending.values():
+            request.abandon()
 
 
 class ServerGroup:
@@ -63,10 +109,10 @@ class ServerGroup:
     program, or until nobody uses it any more.
 
     Attributes:
-        steps: Which requests belong together; what `together` sends always does.
+        steps: Which requests belong together; what `call_all` sends always does.
         snapshot: The cut of which all is read, while nothing may be changed; empty for what is
             there now.
-        changes: How often something was changed, other than by `push`.
+        changes: How often something was changed, other than by steps.
     """
 
     def __init__(
@@ -84,7 +130,7 @@ class ServerGroup:
         """
         self._description = addresses, identity, deadlines, visible, locate
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
-        self.steps: StepCount = StepCount()
+        self.steps: CheckpointSteps = CheckpointSteps()
         self.snapshot = b""
         self.changes: int = 0
         client = replace(
@@ -102,7 +148,7 @@ class ServerGroup:
             )
         self._connections = connections = tuple(made)
         self._backlog = Backlog(self.steps)
-        self._ahead: SentAhead = _NOTHING_AHEAD
+        self._in_flight: InFlightPush = _NoPush()
         self._heartbeat = Heartbeat(connections, self.steps, client.name)
         self._arbitration = Arbitration(addresses, client)
         self._finalizer = weakref.finalize(
@@ -136,7 +182,6 @@ class ServerGroup:
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed the wire so far, to and from all servers."""
         return sum((each.route.meter.total for each in self._connections), Traffic())
 
     @property
@@ -184,7 +229,6 @@ class ServerGroup:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return not self._finalizer.alive
 
     @property
@@ -209,63 +253,72 @@ class ServerGroup:
                 f"{what} needs all servers, but {reason}", task=f"/job:ps/task:{task}"
             )
 
-    def send_first(self, ahead: SentAhead) -> None:
-        """Have all other requests wait for what is sent ahead of them by `send`."""
-        self._ahead = ahead
-        self._heartbeat.idle = _attending(ahead)
+    def send_first(self, push: InFlightPush) -> None:
+        """Have all other requests wait for a push that is sent as `Order.IN_FLIGHT`."""
+        self._in_flight = push
+        waiting = WeakMethod(push.wait_in_background)
+
+        # Keeps nothing alive that its program has dropped.
+        def wait_if_used() -> None:
+            if (wait := waiting()) is not None:
+                wait()
+
+        self._heartbeat.idle = wait_if_used
 
     def call(self, task: int, request: Request[Result]) -> Result:
-        """Send a request to one server; raise as `Connection.call`."""
-        return self.together({task: request})[task]
+        """Send a request to one server and wait for its result; as `call_all`."""
+        return self.call_all({task: request})[task]
 
-    def start(self, task: int, request: Request[Result]) -> Pending[Result]:
-        """Send a request that changes nothing to one server; raise as `call`."""
-        self._begin([task])
-        self._ahead.finish()
-        self._backlog.wait()
-        return self._connections[task].start(request)
+    def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
+        """Send each server that may be called its own request, which `request` makes."""
+        return self.call_all({task: request() for task in self.called})
 
-    def together(
-        self, requests: Mapping[int, Request[Result]], beside_push: bool = False
+    def call_all(
+        self, requests: Mapping[int, Request[Result]], order: Order = Order.AFTER_PUSH
     ) -> dict[int, Result]:
         """Send a request to each of several servers, by task index; return their results.
 
-        All are in flight at once. They wait for what was sent ahead, unless they go `beside_push`.
+        All are in flight at once.
 
         Raises:
             FailedPreconditionError: A server is hidden from this task, or something is to be
                 changed while this task reads from a snapshot.
             StratagemError: A server could not be reached for the first time, and nothing was sent.
                 Or of the first server, by index, that failed; the others' requests were carried out
-                all the same.
+                all the same. Of writes that are not waited for, only that they could not be sent;
+                otherwise they fail the function.
         """
+        if order is Order.BEHIND and self._pipelined(requests):
+            return {}
         with self.steps.pace.waiting():
-            if not beside_push:
-                self._ahead.finish()
-            if any(request.mutates for request in requests.values()):
-                self.changes += 1
-                return self._push(requests)
+            if order in (Order.AFTER_PUSH, Order.BEHIND):
+                self._in_flight.finish()
+            changes = order is not Order.STEP and any(one.mutates for one in requests.values())
+            self.changes += changes
+            if not changes and order is not Order.STEP:
+                self._prepare(requests)
+                return self._exchanged(requests)
+            # Servers take one of them at a time.
+            self._in_flight.wait()
             self._prepare(requests)
-            return self._together(requests)
+            self.require_present()
+            with self.steps.step_scope():
+                return self._exchanged(requests)
 
-    def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
-        """Send requests as `together` does, as parts of one training step."""
-        with self.steps.pace.waiting():
-            return self._push(requests)
+    def start_all(
+        self, requests: Mapping[int, Request[Result]], order: Order = Order.AFTER_PUSH
+    ) -> SentRequests[Result]:
+        """Send requests as `call_all` does, and do not wait for the results.
 
-    def _push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
-        # Servers take one of them at a time.
-        self._ahead.wait()
+        They change nothing, or are `Order.IN_FLIGHT`.
+        """
+        if order is not Order.IN_FLIGHT:
+            self._in_flight.finish()
+            self._prepare(requests)
+            return self._sent(requests)
         self._prepare(requests)
         self.require_present()
-        with self.steps.taking():
-            return self._together(requests)
-
-    def send(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
-        """Send as `push` does, and return what waits for the results; to be called, once."""
-        self._prepare(requests)
-        self.require_present()
-        with self.steps.taking():
+        with self.steps.step_scope():
             return self._sent(requests)
 
     def _prepare(self, tasks: Iterable[int]) -> None:
@@ -279,27 +332,22 @@ class ServerGroup:
         self._arbitration.start()
         self._heartbeat.start()
 
-    def write(self, requests: Mapping[int, Request[Any]]) -> None:
-        """Send writes to servers; a scheduled function does not wait for small ones.
-
-        Raises:
-            FailedPreconditionError: A server is hidden from this task, or this task reads from a
-                snapshot.
-            StratagemError: As `together`. Of writes that are not waited for, only that they could
-                not be sent; otherwise they fail the function.
-        """
+    def _pipelined(self, requests: Mapping[int, Request[Any]]) -> bool:
+        """Send small writes of a scheduled function; return False if they are to be waited for."""
         writes = present_writes()
-        if writes is None or not all(map(_is_small, requests.values())):
-            self.together(requests)
-            return
+        if writes is None or any(
+            one.request_nbytes > _MOST_BEHIND_BYTES for one in requests.values()
+        ):
+            return False
         self._begin(requests)
         self.require_present()
-        self._ahead.finish()
+        self._in_flight.finish()
         self.changes += 1
         for task, request in requests.items():
             # It may be sent again after the caller has changed its tensors.
             send = partial(self._connections[task].pipeline, request.behind())
             self._backlog.add(writes, send)
+        return True
 
     def require_present(self) -> None:
         """Raise FailedPreconditionError while this task reads from a snapshot."""
@@ -309,39 +357,35 @@ class ServerGroup:
                 "strategy.snapshot() before you write variables or take a step"
             )
 
-    def _together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
-        # One order for all threads, since mutations wait for each other.
-        tasks = sorted(requests)
-        if len(tasks) == 1:
-            return {task: self._connections[task].call(requests[task]) for task in tasks}
+    def _exchanged(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        if len(requests) == 1:
+            ((task, request),) = requests.items()
+            return {task: self._connections[task].call(request)}
         try:
             return self._sent(requests)()
         except BaseException:
-            for task in tasks:
+            for task in sorted(requests):
                 if requests[task].mutates:
                     self._connections[task].release_interrupted()
             raise
 
-    def _sent(self, requests: Mapping[int, Request[Result]]) -> Callable[[], dict[int, Result]]:
+    def _sent(self, requests: Mapping[int, Request[Result]]) -> SentRequests[Result]:
+        # One order for all threads, since mutations wait for each other.
         tasks = sorted(requests)
         # Before anything is sent: a server that cannot be reached must not leave half of it done.
         for task in tasks:
             self._connections[task].open()
         pending: dict[int, Pending[Result]] = {}
+        sent = SentRequests(pending)
         try:
             for task in tasks:
                 pending[task] = self._connections[task].start(requests[task])
         except BaseException:
-            _abandon(pending)
+            sent.abandon()
             raise
-        return partial(_results, pending)
-
-    def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
-        """Send each server that may be called its own request, which `request` makes."""
-        return self.together({task: request() for task in self.called})
+        return sent
 
     def close(self) -> None:
-        """End the sessions. May be called again."""
         self._finalizer()
 
 
@@ -350,42 +394,6 @@ def _known(connections: Sequence[Connection], tasks: Iterable[int]) -> Iterator[
         route = connections[task].route
         yield from route.listed.split(",")
         yield route.address
-
-
-def _attending(ahead: SentAhead) -> Callable[[], None]:
-    """Return what attends to it; keeps nothing alive that its program has dropped."""
-    attend = WeakMethod(ahead.attend)
-
-    def attend_if_used() -> None:
-        if (used := attend()) is not None:
-            used()
-
-    return attend_if_used
-
-
-def _is_small(request: Request[Any]) -> bool:
-    return request.request_nbytes <= _MOST_BEHIND_BYTES
-
-
-def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
-    results: dict[int, Result] = {}
-    failures: list[StratagemError] = []
-    try:
-        for task, request in pending.items():
-            try:
-                results[task] = request.result()
-            except StratagemError as error:
-                failures.append(error)
-    finally:
-        _abandon(pending)
-    if failures:
-        raise failures[0]
-    return results
-
-
-def _abandon(pending: Mapping[int, Pending[Any]]) -> None:
-    for request in pending.values():
-        request.abandon()
 
 
 def _close(

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from stratagem._core.contexts import ContextVarScope
 from stratagem._core.waiting import uninterrupted
-from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.pending import Pending
 
 # Writes that are sent together, at most: half as many as functions run ahead of, so that a server
 # answers some while others are made.
@@ -52,7 +52,6 @@ class SentWrite:
         self._pending.give_up_waiting()
 
     def wait(self) -> None:
-        """Wait until its outcome is known."""
         try:
             self._pending.result()
         except Exception as error:
@@ -124,11 +123,9 @@ class WritesBehind:
 
     @property
     def has_outcome(self) -> bool:
-        """Whether all outcomes are known."""
         return all(write.has_outcome for write in self._writes)
 
     def wait(self) -> None:
-        """Wait until all outcomes are known."""
         for backlog in self._backlogs:
             backlog.wait()
 
@@ -144,7 +141,7 @@ class Backlog:
     All of them are one step of the client: a checkpoint has all or none.
     """
 
-    def __init__(self, steps: StepCount) -> None:
+    def __init__(self, steps: CheckpointSteps) -> None:
         self._steps = steps
         self._waiting: deque[SentWrite] = deque()
         self._taking = False
@@ -198,7 +195,6 @@ class Backlog:
         return bool(self._kept) and self._kept_since <= moment
 
     def push(self) -> None:
-        """Send the writes that wait for others."""
         with uninterrupted(), self._changing:
             self._push()
 

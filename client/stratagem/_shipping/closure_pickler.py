@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import cloudpickle
@@ -48,7 +48,6 @@ class EditedModules:
         self.look()
 
     def look(self) -> None:
-        """See whether a file was edited since the last look."""
         if not hasattr(sys, "ps1"):
             return
         own = dict(_own_modules())
@@ -86,16 +85,6 @@ def _written(module: ModuleType) -> float:
         return 0.0
 
 
-class Writer(Protocol):
-    """Pickles the parts of objects."""
-
-    def write(self, value: object) -> tuple[bytes, frozenset[Tracked]]:
-        """Pickle a value; returns with it what it names."""
-
-    def mark(self, value: object) -> object:
-        """Return what tells a value from others without a pickle; None if nothing."""
-
-
 class Tracked:
     """An object with a handle, and how it was when it travelled last.
 
@@ -123,7 +112,7 @@ class Tracked:
     def subject(self) -> Any:
         return self._subject()
 
-    def describe(self, strategy: Strategy, writer: Writer) -> None:
+    def describe(self, strategy: Strategy, writer: _Dump) -> None:
         """Bring `definition` and `needs` up to date."""
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
@@ -155,7 +144,7 @@ class Tracked:
         self._parts, self._stamp = parts, stamp
 
     def _part(
-        self, known: _TrackedPart | None, value: object, number: int, writer: Writer
+        self, known: _TrackedPart | None, value: object, number: int, writer: _Dump
     ) -> _TrackedPart:
         mark = writer.mark(value)
         if known is not None and mark is not None and mark == known.mark:
@@ -207,7 +196,6 @@ class HandleTable:
         return known
 
     def gone(self) -> list[int]:
-        """Return the handles of objects that have gone since the last call."""
         return [self._gone.popleft() for _ in range(len(self._gone))]
 
 
@@ -250,7 +238,6 @@ class ClosurePickler:
         return _Dump(self).parcel(part)
 
     def new_handle(self) -> int:
-        """Return a handle for what workers are to keep, such as a result."""
         return self._table.new_handle()
 
     def gone(self) -> list[int]:

@@ -47,7 +47,6 @@ class Definition:
 
     @classmethod
     def of_result(cls, handle: int, payload: bytes, kind: str) -> Definition:
-        """Return the definition of a result of a closure, as it came from a worker."""
         return cls(handle, 1, kind, "a result", payload, {})
 
     def encode(self) -> bytes:

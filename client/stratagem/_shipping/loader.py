@@ -97,7 +97,6 @@ class Loader:
         return _ValueLoading(self, {}).find(handle)
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget what has these handles."""
         for handle in handles:
             self.waiting.forget(handle)
             self.held.pop(handle, None)
@@ -113,7 +112,6 @@ class Loader:
             each.close()
 
     def missing(self, handle: int) -> Exception:
-        """Return why nothing has a handle."""
         return self._lacking.get(handle) or NotFoundError(
             f"this worker has nothing under handle {handle}; it was released, or is "
             "that of what another worker keeps"
@@ -174,7 +172,6 @@ class _Held:
         self._settings: dict[str, Any] = {}
 
     def refresh(self) -> None:
-        """Prepare it for a function that may use it."""
         if self._session is not None:
             self._session.refresh(self.value)
         if self._changing is not None:
@@ -225,7 +222,6 @@ class _ValueLoading:
         return self.part(payload)
 
     def part(self, payload: bytes) -> Any:
-        """Return a part of it."""
         return self._loader.code.read(payload, self.find, self._loader.classes)
 
     def find(self, handle: int) -> Any:

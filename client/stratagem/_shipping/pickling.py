@@ -288,7 +288,6 @@ class Pickler(CodePickler):
         super().__init__(self._buffer, protocol=5)
 
     def write(self, value: object) -> bytes:
-        """Return a pickle of one value."""
         self._buffer.seek(0)
         self._buffer.truncate()
         try:

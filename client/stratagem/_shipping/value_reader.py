@@ -212,7 +212,6 @@ def nbytes_of(itemsize: int, shape: Sequence[int]) -> int:
 
 
 def tensor_of(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return the tensor of some elements, as many as its shape has."""
     if dtype is torch.bool:
         _require_booleans(data)
     # torch takes no empty buffers.
@@ -221,7 +220,6 @@ def tensor_of(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> tor
 
 
 def array_of(data: memoryview, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the array of some elements, as many as its shape has."""
     if dtype.kind == "b":
         _require_booleans(data)
     return np.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))

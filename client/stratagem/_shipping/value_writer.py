@@ -35,7 +35,6 @@ ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype, as in `DTYPES`."""
     return str(dtype).removeprefix("torch.")
 
 

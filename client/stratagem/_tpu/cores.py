@@ -88,7 +88,6 @@ class HostInput:
         self._iterator: DistributedIterator | None = None
 
     def restart(self) -> None:
-        """Begin again with the first input."""
         self._iterator = None
 
     def get_next(self) -> Any:

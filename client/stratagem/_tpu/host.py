@@ -65,11 +65,9 @@ class VariableForm:
 
     @classmethod
     def of(cls, variable: Variable) -> VariableForm:
-        """Return the form of a variable."""
         return cls(variable._traits, variable.dtype, tuple(variable.shape))
 
     def blank(self, device: str) -> torch.Tensor:
-        """Return a tensor of zeros of this form."""
         return torch.zeros(self.shape, dtype=self.dtype, device=torch_device(device))
 
     @property
@@ -130,7 +128,6 @@ class HostCores(LocalCores):
     # What the program is told, and tells.
 
     def write(self, valued: Valued, value: torch.Tensor) -> None:
-        """Write all copies on this host."""
         write(valued, value)
         variable = variable_of(valued)
         self._marks.mark(variable, variable.values[0].value())
@@ -159,7 +156,6 @@ class HostCores(LocalCores):
         return value
 
     def close(self) -> None:
-        """Leave the group of hosts."""
         self.group.leave()
         self._meeting_point = None
 
@@ -177,7 +173,6 @@ def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresS
 
 
 def host_of(strategy: Strategy) -> HostCores:
-    """Return what a strategy owns on this host."""
     extended = strategy.extended
     assert isinstance(extended, CoresExtended)
     assert isinstance(extended._cores, HostCores)
@@ -298,10 +293,8 @@ def run(
 def read_slots(
     strategy: Strategy, optimizer: str, trained: Sequence[Valued]
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return the state of an optimizer for variables and parameters."""
     return [*host_of(strategy).hosting.slots(optimizer, [*map(variable_of, trained)])]
 
 
 def optimizers_with_state(strategy: Strategy) -> list[str]:
-    """Return the names of the optimizers that have state."""
     return [*host_of(strategy).hosting.stateful_optimizers()]

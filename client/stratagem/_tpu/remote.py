@@ -99,7 +99,6 @@ class Memory:
         return Writes(values, slots)
 
     def note_sent(self, state: Sequence[Valued], writes: Writes) -> None:
-        """Note that the hosts know what they were told."""
         variables = [*map(variable_of, state)]
         for position in writes.values:
             self._mark(variables[position])
@@ -171,7 +170,6 @@ class HostsHosting(CopiesHosting):
         return super().slots(optimizer, variables) if found is None else found
 
     def all_slots(self, optimizer: str) -> Mapping[Variable, Slots]:
-        """Return the state for all variables."""
         variables = self.variables()
         return dict(zip(variables, self.slots(optimizer, variables), strict=True))
 
@@ -304,7 +302,6 @@ class RemoteCores(Cores):
 
     @property
     def _first(self) -> str:
-        """The host that is asked alone."""
         return self._senders[0]
 
     def _on_hosts(self, *works: Callable[[], Any]) -> list[tuple[Any, str]]:

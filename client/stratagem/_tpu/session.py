@@ -15,7 +15,7 @@ from stratagem._core.variables import LocalVariable, Variable
 from stratagem._core.waiting import Wait
 from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import hosting_of
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.session import Identity
 from stratagem._remote_objects.modules import ModuleKind, OptimizerKind
 from stratagem._remote_objects.variables import (
     ExtendedKind,
@@ -259,14 +259,12 @@ class HostsSession:
         return self._group.failed
 
     def fail(self, why: str) -> None:
-        """End the session, because the hosts cannot go on together."""
         self._group.fail(why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Return nothing: a copy of a strategy connects for itself."""
 
     def close(self) -> None:
-        """End the session; the hosts forget everything."""
         self._group.close(CancelledError("The session with the hosts has ended"))
 
 
@@ -322,7 +320,6 @@ class HostGroup:
         return self._failure is not None
 
     def release(self, handles: Sequence[int]) -> None:
-        """Tell the hosts to forget objects."""
         for worker in self._workers:
             worker.release(handles)
 

@@ -234,7 +234,6 @@ class LoopOutputs:
 
     @classmethod
     def of(cls, strategy: Strategy, context: MultiStepContext) -> LoopOutputs:
-        """Return the outputs of a loop that has run."""
         last, others = context.last_step_outputs, context.non_tensor_outputs
         local = strategy.experimental_local_results
         return cls(

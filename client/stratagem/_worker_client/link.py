@@ -16,8 +16,8 @@ from typing import TypeAlias
 import cloudpickle
 import torch
 
-from stratagem._ps_client.connections.session import Identity, check_answering, handshake
-from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.session import Identity, check_answering, handshake
+from stratagem._ps_client.transport import TrafficMeter
 from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
 from stratagem._version import __version__
 from stratagem._worker_client.wire import (
@@ -64,7 +64,6 @@ _STREAMS = {pb.OUTPUT_STREAM_STDOUT: "stdout", pb.OUTPUT_STREAM_STDERR: "stderr"
 
 
 def stream_of(output: pb.Output) -> str:
-    """Return the name of where a function wrote."""
     return _STREAMS.get(output.stream) or logging.getLevelName(output.level)
 
 
@@ -194,7 +193,6 @@ class WorkStream:
 
     @property
     def going(self) -> bool:
-        """Whether the session has not ended."""
         return self._loss is None
 
     def send(self, instructions: Instructions) -> None:
@@ -202,7 +200,6 @@ class WorkStream:
         self._wire.send(instructions)
 
     def run(self, closure: int, instructions: Instructions, reply: Reply) -> None:
-        """Send what runs a function."""
         self._ask(self._pending, closure, instructions, reply)
 
     def send_back(self, closure: int) -> Future[ClosureAnswer]:
@@ -327,7 +324,6 @@ def lost(peer: str, why: str) -> WorkerLostError:
 
 
 def this_runtime() -> Runtime:
-    """Return the versions of this process."""
     return Runtime(
         python="{}.{}".format(*sys.version_info),
         torch=torch.__version__.partition("+")[0],
@@ -393,7 +389,6 @@ class WorkerLink:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a session that has not ended."""
         return self._stream is not None and self._stream.going
 
     @property

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import grpc
 
-from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transport import TrafficMeter
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.pickling import words_of
 from stratagem_proto.errors import CancelledError, MalformedStreamError
@@ -284,18 +284,15 @@ class GrpcWire:
             call.cancel()
 
     def send(self, instructions: Instructions) -> None:
-        """Send instructions, in order; do not wait."""
         self._outbox.put(instructions)
 
     def cancel(self) -> None:
-        """End the call, from any thread. May be called again."""
         self._is_over = True
         self._outbox.put(None)
         if self._call is not None:
             self._call.cancel()
 
     def close(self) -> None:
-        """Cancel, and close the channel."""
         self.cancel()
         self._channel.close()
 
@@ -383,7 +380,6 @@ class SocketWire:
             raise broken(error) from error
 
     def send(self, instructions: Instructions) -> None:
-        """Send instructions, in order; do not wait."""
         self._waiting.append(instructions)
         if not self._reading and not self._batchers.keep(self._batcher):
             self._flush()
@@ -428,9 +424,7 @@ class SocketWire:
             yield from parts(FrameKind.MESSAGE, message, is_last=False)
 
     def cancel(self) -> None:
-        """End the call, from any thread. May be called again."""
         self._link.close()
 
     def close(self) -> None:
-        """Cancel."""
         self.cancel()

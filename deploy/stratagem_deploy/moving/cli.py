@@ -166,7 +166,7 @@ def _cluster(
     An error ends the command with its message.
     """
     from stratagem import Servers
-    from stratagem._ps_client.connections.session import Identity
+    from stratagem._ps_client.session import Identity
     from stratagem_deploy.watching.places import find
     from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 

@@ -13,9 +13,9 @@ import torch
 
 import stratagem
 from stratagem._coordinator.standby import Candidate
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.processes.addresses import ReservedAddresses
 from stratagem_proto.errors import CancelledError, InvalidArgumentError, SupersededError

@@ -18,9 +18,9 @@ from stratagem import (
     ParameterServerStrategy,
     RowIndexError,
 )
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.transports.call import Style
+from stratagem._ps_client.transport import Style
 from tests import distributions
 from tests.client.clusters import running
 from tests.client.frameworks.two_tables import KEYS, ROWS, features, two_tables

@@ -46,7 +46,7 @@ def staged(group: ServerGroup) -> Staged:
     """Stages a part of the first step on both servers."""
     contribution = Contribution(step=_MARK, num_workers=1, replicas=1, reduction=REDUCTION_SUM)
     gradients = [SentGradient("v", torch.ones(2), 0)]
-    group.together({task: updates.step(sgd(), gradients, contribution) for task in range(2)})
+    group.call_all({task: updates.step(sgd(), gradients, contribution) for task in range(2)})
     return Staged(contribution, [])
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.requests import reads
-from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.training import (
@@ -230,7 +230,7 @@ def test_a_push_that_is_left_alone_is_answered_all_the_same(
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     steps = extended._store.servers.steps
-    eventually(lambda: steps.tell().step == steps.begun)
+    eventually(lambda: steps.finished_step().step == steps.begun)
     assert steps.begun
 
 
@@ -252,14 +252,14 @@ def test_a_large_push_is_sent_beside(strategy: ParameterServerStrategy) -> None:
 
 
 def test_a_step_is_over_once_its_push_is_answered() -> None:
-    steps = StepCount()
-    with steps.taking():
+    steps = CheckpointSteps()
+    with steps.step_scope():
         first = steps.set_apart()
         steps.keep(b"first")
-    with steps.taking():
+    with steps.step_scope():
         steps.keep(b"second")
-        assert steps.tell() == (first - 1, b"")
+        assert steps.finished_step() == (first - 1, b"")
         with steps.taking_apart(first):
             assert steps.current == first
-        assert steps.tell() == (first, b"first")
-    assert steps.tell() == (first + 1, b"second")
+        assert steps.finished_step() == (first, b"first")
+    assert steps.finished_step() == (first + 1, b"second")

@@ -16,7 +16,7 @@ from stratagem import (
     Variable,
 )
 from stratagem._ps_client.requests.reads import Reading, read
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.errors import MalformedStreamError

@@ -13,7 +13,7 @@ from torch import nn
 
 import stratagem
 from stratagem import ParameterServerStrategy
-from stratagem._ps_client.connections import session
+from stratagem._ps_client import session
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.wire.asking import begin_status
 from stratagem_proto.wire.channel import open_channel

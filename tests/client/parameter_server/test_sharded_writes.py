@@ -25,7 +25,7 @@ def strategy() -> Iterator[ParameterServerStrategy]:
 
 def steps_of(strategy: ParameterServerStrategy) -> int:
     assert isinstance(strategy.extended, ParameterServerExtended)
-    return strategy.extended._store.servers.steps.tell().step
+    return strategy.extended._store.servers.steps.finished_step().step
 
 
 def test_all_shards_are_written_in_one_step(strategy: ParameterServerStrategy) -> None:

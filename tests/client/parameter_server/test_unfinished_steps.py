@@ -13,10 +13,10 @@ import pytest
 
 from stratagem import AbortedError, DeadlineExceededError, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.transports.call import Style
+from stratagem._ps_client.transport import Style
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.pairs import Pair, after, pairs

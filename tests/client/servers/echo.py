@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._ps_client.transports.call import Attempt, Call
-from stratagem._ps_client.transports.socket_transport import SocketTransport
+from stratagem._ps_client.socket_transport import SocketTransport
+from stratagem._ps_client.transport import Attempt, Call
 from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
 from stratagem_proto.certificates.presented import presented
 from stratagem_proto.serving.process import LoopThread

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem._ps_client.requests.reads import Reading, read
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT32

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratagem import ClusterDeviceFilters, ParameterServerStrategy, Variable
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.session import Identity
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.v1.session_pb2 import (

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.moving.calls import ServerCalls
-from stratagem._ps_client.moving.effort import Effort
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.survey import Effort, ServerCalls
 from stratagem_proto.certificates.presented import VARIABLE, presenting
 from stratagem_proto.errors import (
     FailedPreconditionError,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import Identity
 from stratagem_proto.certificates.folder import shown_certificate
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import UnauthenticatedError

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.coordination import barrier
-from stratagem._ps_client.transports.call import Attempt, Call
-from stratagem._ps_client.transports.socket_transport import SocketTransport
+from stratagem._ps_client.socket_transport import SocketTransport
+from stratagem._ps_client.transport import Attempt, Call
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -112,13 +112,13 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
         transport = connection.route.transport
-        assert transport._sockets is not None
-        transport._sockets.close()
-        failing = Failing(transport._sockets.endpoint)
+        assert isinstance(transport._chosen, SocketTransport)
+        transport._chosen.close()
+        failing = Failing(transport._chosen._links.endpoint)
         failing.error = error
-        transport._sockets = failing
+        transport._chosen = failing
         assert add(connection, "v", torch.ones(2)) == 2
-        assert (transport._sockets is failing) is stays
+        assert (transport._chosen is failing) is stays
         assert add(connection, "v", torch.ones(2)) == 3
         assert failing.asked == 1
 
@@ -129,14 +129,14 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
         transport = connection.route.transport
-        newer = transport._sockets
-        assert newer is not None
-        former = Failing(newer.endpoint)
+        newer = transport._chosen
+        assert isinstance(newer, SocketTransport)
+        former = Failing(newer._links.endpoint)
         former.error = ConnectionRefusedError()
-        former.meanwhile = lambda: setattr(transport, "_sockets", newer)
-        transport._sockets = former
+        former.meanwhile = lambda: setattr(transport, "_chosen", newer)
+        transport._chosen = former
         assert add(connection, "v", torch.ones(2)) == 2
-        assert transport._sockets is newer
+        assert transport._chosen is newer
 
 
 def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
@@ -145,16 +145,16 @@ def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
         transport = connection.route.transport
-        assert transport._sockets is not None
-        told, failing = transport._told, Failing(transport._sockets.endpoint)
+        assert isinstance(transport._chosen, SocketTransport)
+        told, failing = transport._offer, Failing(transport._chosen._links.endpoint)
         transport.learn(FrameSockets())
-        transport._sockets = failing
+        transport._chosen = failing
         for _ in range(2):
             add(connection, "v", torch.ones(2))
         assert failing.asked == 1
         transport.learn(told)
-        transport._sockets.close()
-        transport._sockets = failing
+        transport._chosen.close()
+        transport._chosen = failing
         add(connection, "v", torch.ones(2))
         assert failing.asked == 2
 

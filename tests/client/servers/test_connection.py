@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.coordination import barrier
 from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.session import Identity
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.calls import calls_of
@@ -77,7 +77,7 @@ def test_a_request_that_arrives_twice_is_applied_once_and_answered_alike(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(3))
         request = assign([Writing("v", ASSIGN_MODE_ADD, torch.ones(3))])
-        request.stamp(connection.open().next_key(StepCount()))
+        request.stamp(connection.open().next_key(CheckpointSteps()))
         attempts = [connection.route.attempt(request, Deadlines()) for _ in range(3)]
         assert [request.receive(one.responses) for one in attempts] == [[2]] * 3
         assert value_of(connection, "v", torch.ones(3)).eq(1).all()
@@ -257,7 +257,7 @@ def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
                 with pytest.raises(SessionLostError, match="gone"):
                     connection.resume()
                 # What another thread sends again must not reach new variables.
-                request = HeartbeatRequest(session_id=session.shown)
+                request = HeartbeatRequest(session_id=session.credential)
                 with (
                     open_channel(address) as channel,
                     pytest.raises(SessionLostError),
@@ -272,7 +272,7 @@ def test_an_ended_session_goes_on_under_its_numbers(server: ParameterServer) -> 
         session = connection.open()
         with open_channel(server.address) as channel:
             close = parameter_server_method(channel, "CloseSession")
-            close(CloseSessionRequest(session_id=session.shown))
+            close(CloseSessionRequest(session_id=session.credential))
         assert add(connection, "v", torch.ones(3)) == 2
         assert connection.open() is session
 
@@ -306,7 +306,7 @@ def test_requests_to_several_servers_are_under_way_at_once() -> None:
 
         thread = threading.Thread(target=meet_in_reverse)
         thread.start()
-        here.together({task: barrier("meeting", 0, 2, wait=20) for task in (0, 1)})
+        here.call_all({task: barrier("meeting", 0, 2, wait=20) for task in (0, 1)})
         thread.join()
         here.close()
         there.close()
@@ -322,7 +322,7 @@ def test_one_failing_server_does_not_keep_others_from_their_requests() -> None:
         group.call(1, create([spec], [torch.zeros(2)]))
         writing = Writing("v", ASSIGN_MODE_ADD, torch.ones(2))
         with pytest.raises(VariableNotFoundError):
-            group.together({task: assign([writing]) for task in (0, 1)})
+            group.call_all({task: assign([writing]) for task in (0, 1)})
         into = torch.zeros(2)
         assert group.call(1, read([Reading("v", into)])) == [2]
         group.close()

@@ -16,9 +16,10 @@ import grpc
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.transports.call import Attempt, Call, Style
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.socket_transport import SocketTransport
+from stratagem._ps_client.transport import Attempt, Call, Style
 from stratagem_proto.certificates.folder import CertificateFolder, shown_certificate
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
@@ -242,7 +243,7 @@ def test_the_socket_of_a_session_is_for_the_task_that_has_opened_it(
 ) -> None:
     assert connection.session is not None
     session_id = connection.session.identifier
-    request = HeartbeatRequest(session_id=connection.session.shown).SerializeToString()
+    request = HeartbeatRequest(session_id=connection.session.credential).SerializeToString()
     path = b"/stratagem_proto.v1.ParameterServerService/Heartbeat"
     thief = endpoint(server, authority.of("worker:1"), session_id=session_id)
     says = "called with the role chief, and with the certificate of /job:worker/task:1"
@@ -286,8 +287,8 @@ def test_a_renewed_certificate_is_shown_on_another_connection(
     authority: Certified, connection: Connection
 ) -> None:
     former = serial(authority.folder / "worker-0")
-    sockets = connection.route.transport._sockets
-    assert sockets is not None
+    sockets = connection.route.transport._chosen
+    assert isinstance(sockets, SocketTransport)
     (link,) = sockets._links._idle._plain
     authority.of("worker:0=chief")
     eventually(lambda: link.is_worn)
@@ -300,13 +301,13 @@ def test_a_renewed_certificate_is_shown_on_another_connection(
 def test_where_both_ends_do_not_come_to_terms_requests_go_by_grpc_for_a_while(
     connection: Connection,
 ) -> None:
-    sockets = connection.route.transport._sockets
-    assert sockets is not None
-    sockets.distrust()
-    other = replace(cast(TcpEndpoint, sockets.endpoint), expected=Expected("ps", 1))
+    sockets = connection.route.transport._chosen
+    assert isinstance(sockets, SocketTransport)
+    sockets.invalidate()
+    other = replace(cast(TcpEndpoint, sockets._links.endpoint), expected=Expected("ps", 1))
     sockets._links.endpoint = other
     add(connection, "v", torch.ones(2))
-    assert connection.route.transport._rests()
+    assert connection.route.transport._in_cooldown()
     assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]
 
 

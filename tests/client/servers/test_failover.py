@@ -15,9 +15,8 @@ import torch
 
 from stratagem import ParameterServerStrategy, UnavailableError, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.experience import Experience
-from stratagem._ps_client.connections.repetition import Repetition
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.pending import Retries, SurvivedRequests
 from stratagem._ps_client.requests.updates import step
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import FailedPreconditionError, NotPrimaryError
@@ -234,7 +233,7 @@ STEP = step(OptimizerProgram(), [])
 
 
 def test_what_was_under_way_at_two_ends_is_not_sent_to_a_third_replica() -> None:
-    repetition = Repetition(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
+    repetition = Retries(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
     for takeover in range(2):
         repetition.require_harmless((b"run", takeover))
         error = UnavailableError("reset")
@@ -245,7 +244,7 @@ def test_what_was_under_way_at_two_ends_is_not_sent_to_a_third_replica() -> None
 
 
 def test_a_refusal_of_a_backup_is_no_end() -> None:
-    repetition = Repetition(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
+    repetition = Retries(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
     refusal = NotPrimaryError("this is the backup")
     refusal.__cause__ = broken(ConnectionResetError("reset"))
     repetition.require_passing(refusal, (b"run", 0), has_room=True)
@@ -253,7 +252,7 @@ def test_a_refusal_of_a_backup_is_no_end() -> None:
 
 
 def test_pauses_stay_short_while_a_backup_may_take_over() -> None:
-    repetition = Repetition(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
+    repetition = Retries(ADD, "/job:ps/task:0 at a:1,b:1", 60.0, replicated=True)
     error = UnavailableError("reset")
     pauses = [repetition.pause(error, float(now)) for now in range(20)]
     assert pauses[0] == 0.05
@@ -261,7 +260,7 @@ def test_pauses_stay_short_while_a_backup_may_take_over() -> None:
 
 
 def test_a_kind_of_change_is_known_by_its_method_program_and_size() -> None:
-    experience = Experience()
+    experience = SurvivedRequests()
     assert not experience.covers(ADD)
     experience.note(ADD)
     assert experience.covers(ADD)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import (
     ForkedProcessError,

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.reads import Reading, read
-from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
@@ -38,7 +38,7 @@ def budget_in_use(address: str) -> Iterator[None]:
 
     def endless(connection: Connection) -> Iterator[AssignRequest]:
         specs = [spec_of(torch.zeros(100, dtype=torch.int64))]
-        key = connection.open().next_key(StepCount())
+        key = connection.open().next_key(CheckpointSteps())
         yield AssignRequest(header=AssignHeader(key=key, tensors=specs))
         ended.wait(60)
 
@@ -63,7 +63,7 @@ def budget_in_use(address: str) -> Iterator[None]:
 
 def _is_refused(connection: Connection, reading: Reading) -> bool:
     request = read([reading])
-    request.stamp(connection.open().key(StepCount()))
+    request.stamp(connection.open().key(CheckpointSteps()))
     try:
         with translated(connection.peer, "Read"):
             request.receive(connection.route.attempt(request, Deadlines()).responses)

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from stratagem._ps_client.transports.call import Call
-from stratagem._ps_client.transports.server_transport import ServerTransport
-from stratagem._ps_client.transports.socket_transport import SocketTransport
+from stratagem._ps_client.server_transport import ServerTransport
+from stratagem._ps_client.socket_transport import SocketTransport
+from stratagem._ps_client.transport import Call
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.proofs import NONCE_BYTES
 from stratagem_proto.sockets.client import Endpoint, SocketLink, TcpEndpoint

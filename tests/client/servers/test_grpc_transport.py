@@ -7,8 +7,8 @@ import threading
 import grpc
 import pytest
 
-from stratagem._ps_client.transports.call import Call
-from stratagem._ps_client.transports.grpc_transport import GrpcTransport
+from stratagem._ps_client.grpc_transport import GrpcTransport
+from stratagem._ps_client.transport import Call
 from stratagem_proto.wire import channel
 from stratagem_proto.wire.channel import Expected, open_channel
 

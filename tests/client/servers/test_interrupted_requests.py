@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.variables import Writing, assign, create
-from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.wire.tensors import spec_of
@@ -154,7 +154,7 @@ def test_other_threads_wait_for_a_request_that_somebody_has(
 def test_a_request_may_be_interrupted_anywhere(
     server: ParameterServer,
 ) -> None:
-    files = "connection", "route", "session", "mutation_lock", "pending"
+    files = "connection", "route", "session", "pending"
     places = [f"/{file}.py" for file in files]
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(1))
@@ -180,16 +180,16 @@ def test_who_keeps_what_has_interrupted_them_keeps_nobody_else_waiting(
     server: ParameterServer, count_of_servers: int
 ) -> None:
     """As IPython keeps the last traceback, and a program a list of its failures."""
-    files = "group", "connection", "route", "mutation_lock", "pending"
+    files = "group", "connection", "route", "pending"
     places = [f"/{file}.py" for file in files]
     with ParameterServer(ServerSettings(task=1, token=TOKEN)) as other:
         group = ServerGroup([server.address, other.address], IDENTITY)
         tasks = range(count_of_servers)
 
         def change() -> None:
-            group.together({task: _adding() for task in tasks})
+            group.call_all({task: _adding() for task in tasks})
 
-        group.together({task: _making() for task in tasks})
+        group.call_all({task: _making() for task in tasks})
         for number in count(1):
             with _InterruptedAt(number, *places) as interruption:
                 change()
@@ -201,10 +201,10 @@ def test_who_keeps_what_has_interrupted_them_keeps_nobody_else_waiting(
 
 
 def test_steps_may_be_interrupted_as_they_end() -> None:
-    places = ("/step_count.py", "/threading.py")
+    places = ("/checkpoint_steps.py", "/threading.py")
     for number in count(1):
-        steps = StepCount()
-        with _InterruptedAt(number, *places) as interruption, steps.taking():
+        steps = CheckpointSteps()
+        with _InterruptedAt(number, *places) as interruption, steps.step_scope():
             pass
         if not interruption.came:
             break

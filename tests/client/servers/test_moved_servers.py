@@ -12,7 +12,7 @@ import torch
 import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD

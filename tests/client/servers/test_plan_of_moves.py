@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stratagem._ps_client.moving.plan import (
+from stratagem._ps_client.survey import (
     TaskLoad,
     TaskMove,
     balanced,

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from stratagem._parameter_server.hosting.pusher import PushInFlight
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 
 _GRACE_SECONDS = 0.2
 """In which a push would be begun that did not wait for the one before."""
 
 
 def test_of_pushes_that_are_begun_at_once_each_is_settled() -> None:
-    flight: PushInFlight[str] = PushInFlight(StepCount())
+    flight: PushInFlight[str] = PushInFlight(CheckpointSteps())
     arrived: list[str] = []
 
     def begin_the_other() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from cryptography import x509
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import Identity
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_psserver.server import ParameterServer

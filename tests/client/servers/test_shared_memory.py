@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reads import Reading, read
 from stratagem_deploy.processes.process import import_path
@@ -53,7 +53,7 @@ def shared_bytes(server: ParameterServer) -> int:
 def place_of(connection: Connection) -> Endpoint:
     """The Unix socket of the server that a connection goes to."""
     connection.open()
-    told = connection.route.transport._told
+    told = connection.route.transport._offer
     return next(endpoints(told, connection.route.address, UNIX))
 
 
@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
         value = torch.zeros(400 * LARGE)
         make(connection, "v", value)
         request = pb.ReadRequest(
-            session_id=connection.open().shown,
+            session_id=connection.open().credential,
             selections=[pb.Selection(variable="v")],
             into_segment=True,
         )

@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import handshake
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import handshake
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.sockets.client import SocketLink, UnixEndpoint, endpoints, require_ok
@@ -88,7 +88,7 @@ def test_a_socket_acts_for_its_session_alone(
 
 def test_a_socket_acts_for_its_session(connection: Connection, link: SocketLink) -> None:
     assert connection.session is not None
-    request = session_pb2.HeartbeatRequest(session_id=connection.session.shown)
+    request = session_pb2.HeartbeatRequest(session_id=connection.session.credential)
     call(link, b"Heartbeat", request.SerializeToString())
 
 

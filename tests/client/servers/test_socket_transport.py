@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._ps_client.transports import socket_transport
+from stratagem._ps_client import socket_transport
 from stratagem_proto.sockets import client as socket_client
 from stratagem_proto.sockets.client import SocketLink
 from stratagem_proto.sockets.frames import FrameKind

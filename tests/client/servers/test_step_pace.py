@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stratagem._ps_client.closure_identity import running
-from stratagem._ps_client.step_pace import StepPace
+from stratagem._ps_client.checkpoint_steps import StepPace
+from stratagem._ps_client.names import running
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
@@ -38,7 +38,7 @@ def step(pace: StepPace, clock: Clock, own: float, waits: float = 0.0) -> None:
 
 
 def own_seconds(pace: StepPace) -> float | None:
-    told = pace.told()
+    told = pace.message()
     return None if told is None else told.own_seconds
 
 
@@ -51,7 +51,7 @@ def test_what_a_program_waits_for_is_left_out(pace: StepPace, clock: Clock) -> N
 def test_of_a_few_steps_nothing_is_told(pace: StepPace, clock: Clock) -> None:
     for _ in range(5):
         step(pace, clock, own=2.0)
-    assert pace.told() is None
+    assert pace.message() is None
 
 
 def test_a_pause_between_two_steps_changes_little(pace: StepPace, clock: Clock) -> None:
@@ -77,7 +77,7 @@ def test_of_threads_that_take_turns_nothing_is_told(pace: StepPace, clock: Clock
         for _ in range(10):
             step(pace, clock, own=2.0)
             other.submit(step, pace, clock, 2.0).result()
-    assert pace.told() is None
+    assert pace.message() is None
 
 
 def test_another_optimizer_does_not_end_a_step(pace: StepPace, clock: Clock) -> None:
@@ -91,4 +91,4 @@ def test_steps_of_scheduled_functions_are_not_measured(pace: StepPace, clock: Cl
     with running(ClosureIdentity(number=1)):
         for _ in range(10):
             step(pace, clock, own=2.0)
-    assert pace.told() is None
+    assert pace.message() is None

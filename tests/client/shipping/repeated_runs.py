@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
-from stratagem._ps_client.closure_identity import RunningClosure, _running
+from stratagem._ps_client.names import RunningClosure, _running
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 from tests.client.clusters import Cluster

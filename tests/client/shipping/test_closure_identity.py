@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stratagem._ps_client.closure_identity import next_closure_key, running
+from stratagem._ps_client.names import next_closure_key, running
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from tests.client.one_copy import OneCopy
 

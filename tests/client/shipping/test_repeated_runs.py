@@ -13,7 +13,7 @@ import torch
 
 from stratagem import FailedPreconditionError, ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.closure_identity import running as running_closure
+from stratagem._ps_client.names import running as running_closure
 from stratagem._ps_client.requests.coordination import end_closures
 from stratagem_proto.errors import ResourceExhaustedError, VariableNotFoundError
 from stratagem_psserver.server import ParameterServer

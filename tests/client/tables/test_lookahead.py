@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 import stratagem
 from stratagem import DistributedOptimizer, ParameterServerStrategy, config
-from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.transports.call import Style
+from stratagem._ps_client.transport import Style
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
 from tests.client.clusters import Cluster, running
 

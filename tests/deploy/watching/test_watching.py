@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import stratagem
 from stratagem._coordinator.standby import Candidate
-from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.addresses import ReservedAddress

@@ -248,7 +248,7 @@ class _Adder:
 
     async def _add_some(self, process: Process, count: int) -> None:
         adding = self._adding
-        with process.steps.taking():
+        with process.steps.step_scope():
             begun = [
                 await adding.add(process, self._worker, self._chance.randrange(adding.num_servers))
                 for _ in range(count)

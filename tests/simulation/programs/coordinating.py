@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from stratagem._ps_client.closure_identity import running
+from stratagem._ps_client.names import running
 from stratagem._ps_client.requests import coordination, reads, variables
 from stratagem._ps_client.requests.coordination import DataPass
 from stratagem._ps_client.requests.reads import Reading
@@ -110,7 +110,7 @@ class Coordinating(Program):
             self._queue.append(number)
 
     async def _run_function(self, process: Process, number: int) -> None:
-        with process.steps.taking():
+        with process.steps.step_scope():
             drawn = await process.call(0, coordination.draw_batch(self._pass, self.num_batches))
             for server in range(self.num_servers):
                 await self._add(process, server, number, drawn)

@@ -63,7 +63,7 @@ class Observing(Program):
             before: tuple[int, int] | None = None
             while self._begun[worker] < min(self._steps[worker], MOST):
                 losses = process.losses
-                with process.steps.taking():
+                with process.steps.step_scope():
                     taken = await self._step(process, worker)
                 # Servers do not wait for the step of a client that they take for gone. The client
                 # hears of that when it has called all of them again.

@@ -209,7 +209,7 @@ class _Optimizer:
         optimizing, chance = self._optimizing, self._optimizing.chance
         while self._left > 0:
             self._left -= 1
-            with process.steps.taking():
+            with process.steps.step_scope():
                 await optimizing.step(process, chance.randrange(optimizing.num_servers))
             if chance.random() < 0.6:
                 await optimizing.read(process, chance.randrange(optimizing.num_servers))

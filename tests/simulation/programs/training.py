@@ -252,7 +252,7 @@ class _Worker:
             for _ in range(self._chance.randint(1, 2)):
                 for server in range(training.num_servers):
                     await self._read(server, training)
-            with process.steps.taking():
+            with process.steps.step_scope():
                 await self._step(leave)
             await process.idle()
         # A worker that contributes to a step stays until it is applied.

@@ -11,7 +11,7 @@ import torch
 
 import stratagem
 from stratagem._core.contexts import experimental_get_current_worker_index
-from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._ps_client.names import next_closure_key
 from stratagem._shipping.outcome_forms import PICKLED
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import ClosureFailure, FailureKind

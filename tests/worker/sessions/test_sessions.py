@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transport import TrafficMeter
 from stratagem._shipping.outcome_forms import PLAIN
 from stratagem._worker_client.link import WorkerLink, WorkStream
 from stratagem._worker_client.wire import ClosureAnswer, ClosureFailure, FailureKind, GrpcWire

@@ -13,9 +13,10 @@ import torch
 from stratagem import ParameterServerStrategy, Variable
 from stratagem._core.waiting import Guard, guarded_by
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.variables import delete
+from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import ClosureFailure
@@ -134,8 +135,8 @@ def servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
 def cut_off(strategy: ParameterServerStrategy) -> None:
     """Breaks the connections that pipelined calls go over, if they do."""
     for connection in servers_of(strategy)._connections:
-        local = connection.route.transport._sockets
-        if local is not None and local._pipeline is not None:
+        local = connection.route.transport._chosen
+        if isinstance(local, SocketTransport) and local._pipeline is not None:
             local._pipeline.break_off()
 
 
@@ -259,7 +260,7 @@ def test_what_is_not_waited_for_is_one_step_until_it_is_settled(
     assert steps.current == begun > 0
     writes.wait()
     assert steps.current == 0
-    assert steps.tell().step == begun
+    assert steps.finished_step().step == begun
 
 
 def test_a_tensor_may_change_once_it_is_written(

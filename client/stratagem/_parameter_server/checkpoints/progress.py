@@ -16,8 +16,8 @@ from stratagem._cluster.tasks import Membership
 from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
 from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._ps_client.checkpoint_steps import ProgramStep
 from stratagem._ps_client.requests.coordination import describe
-from stratagem._ps_client.step_count import ProgramStep
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

@@ -85,7 +85,7 @@ class Restoration:
             raise
 
     def _ask_to_stage(self, path: str, wanted: Mapping[int, Wanted], seconds: float) -> None:
-        self._servers.together(
+        self._servers.call_all(
             {
                 server: stage_variables(self._name, path, each, seconds)
                 for server, each in wanted.items()
@@ -99,7 +99,7 @@ class Restoration:
             AbortedError: A server went away after it had read its part.
         """
         try:
-            self._servers.together(
+            self._servers.call_all(
                 {
                     server: restore_staged(self._name, self._run, self._positions)
                     for server in self._wanted

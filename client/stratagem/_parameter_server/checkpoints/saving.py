@@ -402,7 +402,7 @@ class _Work:
         saved: dict[int, SavedPart] = {}
         with self._told(saved):
             while missing := set(self.servers.called) - saved.keys():
-                answers = self.servers.together(
+                answers = self.servers.call_all(
                     {server: finish_save(self.cut.name, _LOOK_SECONDS) for server in missing}
                 )
                 saved |= {server: one for server, one in answers.items() if one is not None}

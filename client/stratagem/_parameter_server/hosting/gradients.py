@@ -24,7 +24,7 @@ from stratagem._parameter_server.variables.variable import (
     remote_of,
     values_of_rows,
 )
-from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.group import Order, ServerGroup
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import (
     GradientHeaderCache,
@@ -239,7 +239,7 @@ class OverlappedPush:
         for server, batch in self._batches.items():
             if batch.nbytes >= _BUCKET_BYTES:
                 request = updates.keep(self._backward, batch.begin(self._backward))
-                send = partial(self._servers.push, {server: request})
+                send = partial(self._servers.call_all, {server: request}, Order.STEP)
                 # An interruption may go astray to a thread that is just being started.
                 with uninterrupted():
                     self._sent.append(self._sender.submit(send))

@@ -27,7 +27,8 @@ from stratagem._parameter_server.hosting.push import (
 )
 from stratagem._parameter_server.hosting.steps import StepTracker
 from stratagem._parameter_server.variables.variable import RemoteVariable, unread
-from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.group import Order, ServerGroup
 from stratagem._ps_client.requests.reads import (
     NOTHING_FOLLOWS,
     Answer,
@@ -37,7 +38,6 @@ from stratagem._ps_client.requests.reads import (
     following,
 )
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.wire.placed import SegmentLayout
 
@@ -170,12 +170,12 @@ class Pusher:
             values.keep(asked, answers)
 
         if mode is PushMode.FUSED:
-            arrived(servers.push(self._requests(push, asked.following, begins)))
+            arrived(servers.call_all(self._requests(push, asked.following, begins), Order.STEP))
             push.rows.arrived()
         else:
             requests = self._requests(push, asked.following, begins, self._copies)
             nbytes = sum(request.request_nbytes for request in requests.values())
-            send = partial(servers.send, requests)
+            send = partial(servers.start_all, requests, Order.IN_FLIGHT)
             self._flight.begin(send, arrived, is_large=nbytes > _MOST_SENT_BYTES)
         with self._guard:
             values.copy_into(chain.from_iterable(push.copies.values()))
@@ -210,7 +210,7 @@ class Pusher:
             copies[server] = [*unread(some)]
             then[server] = self._reads_of(push.optimizer, server, copies[server])
         try:
-            answers = self._servers.push(self._requests(push, then, begins))
+            answers = self._servers.call_all(self._requests(push, then, begins), Order.STEP)
         except BaseException:
             # What has come is not to count as the user's writing.
             for variable in chain.from_iterable(copies.values()):
@@ -295,7 +295,7 @@ class PushInFlight(Generic[Outcome]):
     answered.
     """
 
-    def __init__(self, steps: StepCount) -> None:
+    def __init__(self, steps: CheckpointSteps) -> None:
         self._steps = steps
         self._threads: ThreadPoolExecutor | None = None
         self._sent: _Sent[Outcome] | None = None
@@ -333,7 +333,7 @@ class PushInFlight(Generic[Outcome]):
         step = self._steps.set_apart()
         if is_large:
             self._sent = _Sent(self._steps, step, lambda: send()())
-            self.attend()
+            self.wait_in_background()
             return
         try:
             # What is sent and not known of would be waited for for ever.
@@ -343,7 +343,7 @@ class PushInFlight(Generic[Outcome]):
             with self._steps.taking_apart(step):
                 raise
 
-    def attend(self) -> None:
+    def wait_in_background(self) -> None:
         """Have a thread wait for the answer, if there is a push."""
         sent = self._sent
         if sent is None or sent.is_answered:
@@ -380,7 +380,7 @@ class PushInFlight(Generic[Outcome]):
 class _Sent(Generic[Outcome]):
     """A push whose answer whoever comes first waits for."""
 
-    def __init__(self, steps: StepCount, step: int, wait: Callable[[], Outcome]) -> None:
+    def __init__(self, steps: CheckpointSteps, step: int, wait: Callable[[], Outcome]) -> None:
         self._steps, self._step, self._wait = steps, step, wait
         # How to get what came of it; None while that is not known.
         self._answer: Callable[[], Outcome] | None = None

@@ -268,7 +268,7 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
         NonFiniteGradientError: A gradient is not finite, and the limits want no such.
     """
     for step, norm in _unfinished(servers, mark, wait):
-        servers.together({server: finish_step(step, norm) for server in servers.used})
+        servers.call_all({server: finish_step(step, norm) for server in servers.used})
 
 
 def _unfinished(
@@ -278,7 +278,7 @@ def _unfinished(
 
     The norm of each comes with it.
     """
-    answers = servers.together({server: closed_steps(mark, wait) for server in servers.used})
+    answers = servers.call_all({server: closed_steps(mark, wait) for server in servers.used})
     known = [answers[server] for server in sorted(answers)]
     numbers = {number for one in known for number, share in one.items() if not share.finished}
     for number in sorted(numbers):
@@ -422,4 +422,4 @@ class Contributions:
         self, servers: Sequence[int], mark: StepMark
     ) -> dict[int, CommitContributionResponse]:
         wait = self._peer_seconds
-        return self._servers.together({server: updates.commit(mark, wait) for server in servers})
+        return self._servers.call_all({server: updates.commit(mark, wait) for server in servers})

@@ -29,7 +29,7 @@ from stratagem._parameter_server.variables.variable import (
     note_read,
     unread,
 )
-from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.group import Order, ServerGroup
 from stratagem._ps_client.requests.coordination import begin
 from stratagem._ps_client.requests.reads import AnyReading, AskedRows, Reading, RowsReading, read
 from stratagem._ps_client.requests.request import Request, Result
@@ -152,13 +152,15 @@ class StepReads:
         asked = partial(self._asked, mark, readings, beginning or Beginning())
         beside_push = beside_push and mark is None
         try:
-            return self._servers.together(asked(), beside_push)
+            return self._servers.call_all(
+                asked(), Order.BESIDE_PUSH if beside_push else Order.AFTER_PUSH
+            )
         except UnfinishedStepError:
             if mark is None:
                 raise
             # Who closed the step has ended, and any other may do the rest.
             finish(self._servers, mark, self._peer_seconds)
-            return self._servers.together(asked())
+            return self._servers.call_all(asked())
 
     def _asked(
         self,
@@ -319,7 +321,7 @@ class RemoteStore:
         for server, group in groups.items():
             specs = [variable.spec for variable in group]
             requests[server] = create(specs, _initial_values(group), training)
-        answers = self.servers.together(requests)
+        answers = self.servers.call_all(requests)
         for server, group in groups.items():
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.accept(info.version)
@@ -350,7 +352,7 @@ class RemoteStore:
         names: defaultdict[int, list[str]] = defaultdict(list)
         for server, name in variables:
             names[server].append(name)
-        self.servers.together({server: delete(group) for server, group in names.items()})
+        self.servers.call_all({server: delete(group) for server, group in names.items()})
 
     def require(self, variables: Iterable[RemoteVariable]) -> None:
         """Check that variables exist.
@@ -458,7 +460,7 @@ class RemoteStore:
         if not begins:
             yield
             return
-        asked = self.servers.start(self.first, begin(begins, self.peer_seconds))
+        asked = self.servers.start_all({self.first: begin(begins, self.peer_seconds)})
         try:
             yield
         finally:
@@ -511,7 +513,7 @@ class RemoteStore:
         """Write variables, those of one server at once; return their new versions by name."""
         groups = by_server(writings)
         with self._filling_whole(writings):
-            versions = self.servers.together(_assignments(groups, writings))
+            versions = self.servers.call_all(_assignments(groups, writings))
         return {
             variable.name: version
             for server, group in groups.items()
@@ -521,7 +523,7 @@ class RemoteStore:
     def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
         """Write variables; a scheduled function does not wait until that is done."""
         with self._filling_whole(writings):
-            self.servers.write(_assignments(by_server(writings), writings))
+            self.servers.call_all(_assignments(by_server(writings), writings), Order.BEHIND)
         for variable in writings:
             variable.outdate()
 

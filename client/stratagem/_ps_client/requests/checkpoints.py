@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.checkpoint.entries import FileEntry, TensorEntry, TensorFile
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresResponse
 from stratagem_proto.v1.consistency_pb2 import (

@@ -12,7 +12,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from stratagem._ps_client.requests.request import Request
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1.consistency_pb2 import InputDigest, StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (

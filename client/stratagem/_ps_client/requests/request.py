@@ -11,7 +11,7 @@ import torch
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, UPLOAD_CHUNK_BYTES
 from stratagem_proto.v1 import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._ps_client.requests.request import Request, sole
-from stratagem._ps_client.transports.call import Responses
+from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.v1.tensor_pb2 import TensorSpec

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stratagem._ps_client.arbitration.register import Outgoing, ViewRegister
+from stratagem._ps_client.arbitration import Outgoing, ViewRegister
 from stratagem_proto.v1.arbitration_pb2 import Answer, ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import Replica, View
 from stratagem_psserver.replication.chief_arbiter import Pledge

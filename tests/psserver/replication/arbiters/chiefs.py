@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stratagem._ps_client.arbitration.chief import TaskArbitration, new_arbitration
-from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.arbitration import TaskArbitration, new_arbitration
+from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_psserver.server import ParameterServer
 

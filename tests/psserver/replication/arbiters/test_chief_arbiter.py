@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 
-from stratagem._ps_client.connections.session import handshake
+from stratagem._ps_client.session import handshake
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_proto.v1.arbitration_pb2 import DESCRIPTOR, ArbitrateRequest, ChiefIntroduction
 from stratagem_proto.v1.replication_pb2 import Standing

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem._ps_client.arbitration.register import ViewRegister
+from stratagem._ps_client.arbitration import ViewRegister
 from stratagem_proto.v1.arbitration_pb2 import Question, Report
 from stratagem_proto.v1.replication_pb2 import Replica
 from tests.psserver.replication.arbiters.chief_model import ADDRESSES, World

@@ -1,4 +1,4 @@
-"""The servers of a cluster, between which tasks move while clients use them."""
+"""Moving the tasks of parameter servers to others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.moving.calls import ServerCalls
-from stratagem._ps_client.moving.effort import Effort, effort_of
-from stratagem._ps_client.moving.plan import (
+from stratagem._ps_client.session import Identity
+from stratagem._ps_client.survey import (
+    Effort,
+    ServerCalls,
+    ServerTasks,
+    Survey,
     TaskLoad,
     TaskMove,
     balanced,
     drained,
+    effort_of,
+    surveyed,
     weights_of,
 )
-from stratagem._ps_client.moving.survey import ServerTasks, Survey, surveyed
 from stratagem_proto.errors import (
     AlreadyExistsError,
     FailedPreconditionError,

@@ -1,4 +1,4 @@
-"""The heartbeat by which servers know that a client lives."""
+"""The threads that show servers that this process lives, and see that servers do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,42 @@ from contextlib import suppress
 from itertools import islice
 
 from stratagem._core.waiting import waits_for_tasks
-from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.primary_watch import PrimaryWatch
-from stratagem._ps_client.connections.session import ServerSession
-from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.connection import Connection
+from stratagem._ps_client.session import ServerSession
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import PING_SECONDS
 from stratagem_proto.v1.waits_pb2 import Awaited, Waiter
+
+_LOOK_SECONDS = 0.25
+
+
+class PrimaryWatch:
+    """The thread that sees that a primary answers no more, and that another one serves.
+
+    The heartbeat cannot: it waits itself for the server that is silent.
+    """
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = [each for each in connections if each.is_replicated]
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start it, if a server has replicas; may be called once."""
+        if self._connections:
+            threading.Thread(target=self._run, name="stratagem-primaries", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop it; do not wait for a look under way."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            for connection in self._connections:
+                # Failures are left to the next request, which reports them.
+                with suppress(StratagemError):
+                    connection.follow()
+
 
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
@@ -32,7 +61,7 @@ _MOST_AWAITED = 16
 
 
 class Heartbeat:
-    """The thread that renews the leases of a group's sessions, and attends them.
+    """The thread that renews the leases of a group's sessions, and holds their liveness calls.
 
     It also tells a server which step was the last when nothing else is sent, so that a checkpoint
     need not wait for the next one.
@@ -41,7 +70,9 @@ class Heartbeat:
         idle: Called when a step has ended and none begins soon.
     """
 
-    def __init__(self, connections: Sequence[Connection], steps: StepCount, name: str) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], steps: CheckpointSteps, name: str
+    ) -> None:
         self._connections, self._steps, self._name = connections, steps, name
         self.idle: Callable[[], None] = lambda: None
         self._watch = PrimaryWatch(connections)
@@ -79,23 +110,31 @@ class Heartbeat:
                     self._tell_last_step()
                 for connection in self._connections:
                     connection.meet()
-                if not self._attend():
+                if not self._hold_liveness_calls():
                     due = time.monotonic()
                 if time.monotonic() >= due:
                     due = time.monotonic() + self._interval()
                     self._renew_leases()
 
-    def _attend(self) -> bool:
-        """Attend all sessions; return whether the servers saw until now that this process lives."""
-        return all([_is_attended(connection) for connection in self._connections])
+    def _hold_liveness_calls(self) -> bool:
+        """Return whether all servers saw until now that this process lives."""
+        held = []
+        for connection in self._connections:
+            try:
+                held.append(connection.hold_liveness_call())
+            except StratagemError:
+                # For instance, certificates cannot be read now; the next request that needs them
+                # says so.
+                held.append(False)
+        return all(held)
 
     def _tell_last_step(self) -> None:
-        step, begun = self._steps.untold(), self._steps.begun
+        step, begun = self._steps.unreported_step(), self._steps.begun
         if self._stopped.wait(_IDLE_SECONDS):
             return
         if self._steps.begun == begun:
             self.idle()
-        if step and self._steps.untold() >= step:
+        if step and self._steps.unreported_step() >= step:
             # One server is enough: the task that takes a cut asks all of them.
             beats = (connection.renew_lease() for connection in self._connections)
             with suppress(StratagemError):
@@ -136,16 +175,8 @@ class Heartbeat:
         return _third(session.lease_seconds for session in self._sessions())
 
 
-def _is_attended(connection: Connection) -> bool:
-    try:
-        return connection.attend()
-    except StratagemError:
-        # For instance, certificates cannot be read now; the next request that needs them says so.
-        return False
-
-
 def _waits(name: str) -> Iterator[Waiter]:
-    """Yield what the task of that name waits for of others."""
+    """Yield the waits of a task for others, of which servers tell who asks what is stuck."""
     now = time.monotonic()
     for wait in waits_for_tasks():
         # Other strategies of this process may be other tasks.

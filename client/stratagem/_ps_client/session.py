@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from stratagem._core.waiting import uninterrupted
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.requests.request import Request, sole
-from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import (
@@ -85,7 +85,7 @@ class ServerSession:
 
     Attributes:
         identifier: Random bytes that name it.
-        shown: The same, and what shows that this process may act for it.
+        credential: The same, and the proof that this process may act for it.
         incarnation: The run of the server process that it belongs to.
         lease_seconds: Silence after which the server takes this client for dead.
         reconnect_seconds: The same once nothing attends the session any more.
@@ -95,7 +95,7 @@ class ServerSession:
     """
 
     identifier: bytes
-    shown: bytes = field(repr=False)
+    credential: bytes = field(repr=False)
     incarnation: bytes
     lease_seconds: float
     reconnect_seconds: float
@@ -110,15 +110,15 @@ class ServerSession:
     _in_turn: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
-    def key(self, steps: StepCount) -> RequestKey:
+    def key(self, steps: CheckpointSteps) -> RequestKey:
         """Identify a request that changes nothing."""
-        finished, report = steps.tell()
-        shown = self.shown + self.show()
+        finished, report = steps.finished_step()
+        shown = self.credential + self.known_reached()
         return RequestKey(session_id=shown, finished=finished, report=report)
 
     def next_key(
         self,
-        steps: StepCount,
+        steps: CheckpointSteps,
         closure: ClosureKey | None = None,
         counted: CountedStep | None = None,
     ) -> RequestKey:
@@ -132,9 +132,9 @@ class ServerSession:
             self._in_turn = self.sequence = sequence = self.sequence + 1
             self._open[sequence] = None
             acknowledged = next(iter(self._open)) - 1
-        step, (finished, report) = steps.tell_within()
+        step, (finished, report) = steps.current_and_finished()
         return RequestKey(
-            session_id=self.shown + self.show(),
+            session_id=self.credential + self.known_reached(),
             sequence=sequence,
             acknowledged=acknowledged,
             step=step,
@@ -181,8 +181,8 @@ class ServerSession:
             # Which of both is later is for the server to say.
             self._heard = reached
 
-    def show(self) -> bytes:
-        """Return what shows the server how far it had come: what it told, and what was heard."""
+    def known_reached(self) -> bytes:
+        """Return how far the server had come, by its own answers and by what was heard of it."""
         return self.reached + self._heard
 
     def is_forgotten(self, answer: OpenSessionResponse) -> bool:
@@ -211,7 +211,7 @@ def opening(
     identifier = session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     message = handshake(identity, identifier)
     message.incarnation = session.incarnation if session else run
-    message.reached = session.show() if session else b""
+    message.reached = session.known_reached() if session else b""
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
@@ -228,7 +228,7 @@ def reopening(
 
 def heartbeat(
     session: ServerSession,
-    steps: StepCount,
+    steps: CheckpointSteps,
     doing: str,
     awaited: Iterable[AwaitedAnswer],
     waits: Iterable[Waiter],
@@ -242,16 +242,16 @@ def heartbeat(
         awaited: The answers that the program waits for.
         waits: What it waits for of other tasks.
     """
-    finished, report = steps.tell()
+    finished, report = steps.finished_step()
     latest = steps.scalars.latest()
     message = HeartbeatRequest(
-        session_id=session.shown,
+        session_id=session.credential,
         finished=finished,
         report=report,
         doing=doing,
         awaited=awaited,
         waits=waits,
-        pace=steps.pace.told(),
+        pace=steps.pace.message(),
         scalars=[Scalar(name=name, value=value) for name, value in latest.items()],
     )
     return Request("Heartbeat", message, sole(HeartbeatResponse))
@@ -259,7 +259,7 @@ def heartbeat(
 
 def farewell(session: ServerSession) -> Request[CloseSessionResponse]:
     """Return what ends a session."""
-    message = CloseSessionRequest(session_id=session.shown)
+    message = CloseSessionRequest(session_id=session.credential)
     return Request("CloseSession", message, sole(CloseSessionResponse))
 
 
@@ -316,11 +316,12 @@ _PATH = f"/{_SERVICE}/AttendSession"
 _PAUSE_SECONDS = 0.5
 
 
-class SessionAttendance:
-    """Attends one session at a time. Thread-safe.
+class LivenessCall:
+    """Keeps a call of `AttendSession` open, of one session at a time. Thread-safe.
 
-    The system closes the connections of a process that ends, however it ends. The call has one to
-    itself: a thread of gRPC's looks after it, which would come in between the calls of others.
+    The system closes the connections of a process that ends, however it ends, so that the server
+    sees the end of the call. It has a channel to itself: a thread of gRPC's looks after it, which
+    would come in between the calls of others.
     """
 
     def __init__(self) -> None:
@@ -331,13 +332,13 @@ class SessionAttendance:
         self._closed = False
         self._changing = threading.Lock()
 
-    def begin(self, address: str, expected: Expected, session_id: bytes) -> bool:
+    def hold(self, address: str, expected: Expected, session_id: bytes) -> bool:
         """Call the server unless a call is under way; do not wait. Return whether one was.
 
         Args:
             address: Where it is.
             expected: Who has to be there.
-            session_id: The session, as `shown`.
+            session_id: The session's `credential`.
         """
         with uninterrupted(), self._changing:
             place = address, expected, session_id
@@ -347,17 +348,14 @@ class SessionAttendance:
             if place == self._place and time.monotonic() < self._again_at:
                 return False
             self._place, self._again_at = place, time.monotonic() + _PAUSE_SECONDS
-            self._renew(*place)
+            if self._channel is not None:
+                self._channel.close()
+            self._channel = open_channel(address, CHANNEL_OPTIONS, expected)
+            method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+            method = self._channel.unary_unary(_PATH)
+            request = AttendSessionRequest(session_id=session_id)
+            self._call = method.future(request.SerializeToString(), wait_for_ready=False)
             return False
-
-    def _renew(self, address: str, expected: Expected, session_id: bytes) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = open_channel(address, CHANNEL_OPTIONS, expected)
-        method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        method = self._channel.unary_unary(_PATH)
-        request = AttendSessionRequest(session_id=session_id)
-        self._call = method.future(request.SerializeToString(), wait_for_ready=False)
 
     def close(self) -> None:
         """End the call; none can be begun any more."""

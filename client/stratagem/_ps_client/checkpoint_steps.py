@@ -1,17 +1,106 @@
-"""The steps of a client, as servers tell apart what belongs together."""
+"""The steps of a client, as servers and checkpoints tell apart what belongs together."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
+from statistics import median
 from typing import NamedTuple
 
+from stratagem._core.contexts import get_replica_context, has_strategy
 from stratagem._core.scalars import Scalars
-from stratagem._ps_client.step_pace import StepPace
+from stratagem._ps_client.names import is_running
 from stratagem_proto.v1.session_pb2 import CountedStep
+from stratagem_proto.v1.session_pb2 import StepPace as StepPaceMessage
+
+_LAST = 16
+# Of fewer steps, the first of which compile and allocate, nothing is told.
+_ENOUGH = 5
+
+
+class StepPace:
+    """Measures the steps of a program's first optimizer, each from the end of the one before.
+
+    What the program's thread and those of its replicas wait for is left out, so that who waits for
+    a slow task does not seem slow. Steps of scheduled functions do not count, since a worker waits
+    for functions between them. Thread-safe.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._optimizer, self._thread = "", 0
+        # How many threads wait, since when any does, and for how long any did before.
+        self._waiting, self._since, self._waited = 0, 0.0, 0.0
+        # When the last step ended, and how long any thread had waited by then.
+        self._last = (0.0, 0.0)
+        self._own: deque[float] = deque(maxlen=_LAST)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return _Waiting(self)
+
+    def counts(self) -> bool:
+        """Return whether waits of this thread are waits of the program."""
+        if threading.get_ident() == self._thread:
+            return True
+        return has_strategy() and get_replica_context() is not None
+
+    def begin_wait(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._since = self._clock()
+            self._waiting += 1
+
+    def end_wait(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self._waited += self._clock() - self._since
+
+    def step_ended(self, optimizer: str) -> None:
+        thread, now = threading.get_ident(), self._clock()
+        with self._lock:
+            self._optimizer = self._optimizer or optimizer
+            if optimizer != self._optimizer or is_running():
+                return
+            ended, waited = self._last
+            self._last = (now, self._waited)
+            # Of threads that take turns, nobody knows whose time it was.
+            if thread == self._thread:
+                self._own.append(max(now - ended - (self._waited - waited), 0.0))
+            self._thread = thread
+
+    def message(self) -> StepPaceMessage | None:
+        """Return what servers are told; None while there were too few steps."""
+        with self._lock:
+            if len(self._own) < _ENOUGH:
+                return None
+            return StepPaceMessage(steps=len(self._own), own_seconds=median(self._own))
+
+
+class _Waiting(AbstractContextManager[None]):
+    """The context of `StepPace.waiting`; a generator would take longer."""
+
+    __slots__ = ("_counts", "_pace")
+
+    def __init__(self, pace: StepPace) -> None:
+        self._pace = pace
+
+    def __enter__(self) -> None:
+        self._counts = self._pace.counts()
+        if self._counts:
+            self._pace.begin_wait()
+
+    def __exit__(self, *_: object) -> None:
+        if self._counts:
+            self._pace.end_wait()
 
 
 class FinishedStep(NamedTuple):
@@ -52,11 +141,11 @@ class _ThreadStep(threading.local):
     program_step: ProgramStep | None = None
 
 
-class StepCount:
+class CheckpointSteps:
     """Numbers the steps of a client, the same on all servers. Thread-safe.
 
-    A step is what happens while `taking` is entered, from the first thread that enters it to the
-    last that leaves. A checkpoint has all of a step or nothing.
+    A step is what happens while `step_scope` is entered, from the first thread that enters it to
+    the last that leaves. A checkpoint has all of a step or nothing.
 
     Attributes:
         pace: How long the program takes for steps of its optimizers.
@@ -74,7 +163,7 @@ class StepCount:
         self._current = 0
         self._apart = 0
         self._own = _ThreadStep()
-        self._told = 0
+        self._reported = 0
         self._kept = b""
         self._report = b""
         # Reports of steps that have ended while a step before them has not.
@@ -82,9 +171,9 @@ class StepCount:
         # An Event takes its lock in Python, where Ctrl-C may leave it taken.
         self._ends: SimpleQueue[None] = SimpleQueue()
 
-    def taking(self) -> AbstractContextManager[None]:
+    def step_scope(self) -> AbstractContextManager[None]:
         """Make all that is sent within the scope one step."""
-        return _Taking(self)
+        return _StepScope(self)
 
     def enter(self) -> bool:
         """Begin a part of a step; return whether `leave` must follow."""
@@ -96,7 +185,6 @@ class StepCount:
         return True
 
     def leave(self) -> None:
-        """End the part of a step that `enter` began."""
         with self._lock:
             self._inside -= 1
             if not self._inside:
@@ -135,7 +223,7 @@ class StepCount:
 
         The step is perhaps not the one that other threads take.
         """
-        return _TakingApart(self, step)
+        return _OutlastingScope(self, step)
 
     def _leave_apart(self) -> None:
         self._own.step, self._own.program_step = 0, None
@@ -188,27 +276,25 @@ class StepCount:
 
     @property
     def begun(self) -> int:
-        """The step that was begun last."""
         with self._lock:
             return self._current
 
-    def tell(self) -> FinishedStep:
+    def finished_step(self) -> FinishedStep:
         """Return what is over, for a message to a server."""
-        return self.tell_within()[1]
+        return self.current_and_finished()[1]
 
-    def tell_within(self) -> tuple[int, FinishedStep]:
-        """As `current` and `tell`, at one moment."""
+    def current_and_finished(self) -> tuple[int, FinishedStep]:
+        """As `current` and `finished_step`, at one moment."""
         with self._lock:
-            self._told = self._over
-            return self._present, FinishedStep(self._told, self._report)
+            self._reported = self._over
+            return self._present, FinishedStep(self._reported, self._report)
 
-    def untold(self) -> int:
+    def unreported_step(self) -> int:
         """Return the last step that is over, if no server knows that yet; else 0."""
         with self._lock:
-            return self._over if self._over > self._told else 0
+            return self._over if self._over > self._reported else 0
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait until a step ends; return whether one did."""
         try:
             self._ends.get(timeout=seconds)
         except Empty:
@@ -216,16 +302,15 @@ class StepCount:
         return True
 
     def wake(self) -> None:
-        """End a wait for the end of a step."""
         self._ends.put(None)
 
 
-class _Taking(AbstractContextManager[None]):
-    """A part of a step; see `StepCount.taking`."""
+class _StepScope(AbstractContextManager[None]):
+    """A part of a step; see `CheckpointSteps.taking`."""
 
     __slots__ = ("_entered", "_steps")
 
-    def __init__(self, steps: StepCount) -> None:
+    def __init__(self, steps: CheckpointSteps) -> None:
         self._steps = steps
 
     def __enter__(self) -> None:
@@ -236,12 +321,12 @@ class _Taking(AbstractContextManager[None]):
             self._steps.leave()
 
 
-class _TakingApart(AbstractContextManager[None]):
-    """A part of a step that outlasts it; see `StepCount.taking_apart`."""
+class _OutlastingScope(AbstractContextManager[None]):
+    """A part of a step that outlasts it; see `CheckpointSteps.taking_apart`."""
 
     __slots__ = ("_step", "_steps")
 
-    def __init__(self, steps: StepCount, step: int) -> None:
+    def __init__(self, steps: CheckpointSteps, step: int) -> None:
         self._steps, self._step = steps, step
 
     def __enter__(self) -> None:

@@ -11,27 +11,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import get_ident
 from typing import Any
 
-from stratagem._ps_client.closure_identity import next_closure_key
-from stratagem._ps_client.connections.directory import TaskDirectory
-from stratagem._ps_client.connections.experience import Experience
-from stratagem._ps_client.connections.mutation_lock import MutationLock
-from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.connections.route import ServerRoute, forked_error, restarted_error
-from stratagem._ps_client.connections.session import (
+from stratagem._ps_client.checkpoint_steps import CheckpointSteps
+from stratagem._ps_client.names import next_closure_key
+from stratagem._ps_client.pending import Pending, SurvivedRequests
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.route import ServerRoute, TaskDirectory, forked_error, restarted_error
+from stratagem._ps_client.session import (
     Identity,
+    LivenessCall,
     ServerSession,
-    SessionAttendance,
     farewell,
     heartbeat,
     opened,
     opening,
     reopening,
 )
-from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.step_count import StepCount
-from stratagem._ps_client.transports.call import Style
+from stratagem._ps_client.transport import Cancellable, Style
 from stratagem_proto import tracing
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import (
@@ -44,6 +43,79 @@ from stratagem_proto.v1.session_pb2 import (
 from stratagem_proto.v1.waits_pb2 import Waiter
 from stratagem_proto.whereabouts import whereabouts
 from stratagem_proto.wire.channel import Deadlines
+
+
+class Permit:
+    """The permit to change a server, until it is released, revoked or dropped.
+
+    Attributes:
+        thread: The thread that holds it; 0 while none does.
+        call: The call that was made under it and is cancelled with it.
+    """
+
+    def __init__(self, lock: MutationLock) -> None:
+        self._lock: Callable[[], MutationLock | None] = weakref.ref(lock)
+        self.thread = 0
+        self.call: Cancellable | None = None
+
+    def release(self) -> None:
+        """Let the next request have the permit; do nothing if it was revoked."""
+        if (lock := self._lock()) is not None:
+            self.call, self.thread = None, 0
+            lock.free.put(self)
+
+    def revoke(self) -> None:
+        """Cancel the call, and have another permit take the place of this one."""
+        lock, self._lock = self._lock(), lambda: None
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel()
+        if lock is not None:
+            lock.issue()
+
+    def __del__(self) -> None:
+        self.revoke()
+
+
+class MutationLock:
+    """Hands out the only permit. Thread-safe.
+
+    Attributes:
+        free: The permit, while no thread holds it.
+        last: A weak reference to the permit that was issued last.
+    """
+
+    def __init__(self) -> None:
+        self.free: SimpleQueue[Permit] = SimpleQueue()
+        self.issue()
+
+    def issue(self) -> None:
+        """Make a new permit, because the last one was revoked."""
+        permit = Permit(self)
+        self.last = weakref.ref(permit)
+        self.free.put(permit)
+
+    def acquire(self) -> Permit:
+        """Wait for the permit and return it; the caller holds it from now on."""
+        thread = get_ident()
+        try:
+            permit = self.free.get_nowait()
+        except Empty:
+            self.release_interrupted()
+            permit = self.free.get()
+        permit.thread = thread
+        return permit
+
+    def release_interrupted(self) -> None:
+        """Revoke the permit that the calling thread still holds, if it holds one.
+
+        The thread was interrupted while it held the permit: the traceback keeps the permit for as
+        long as the exception is handled or kept.
+        """
+        last = self.last()
+        if last is not None and last.thread == get_ident():
+            last.revoke()
+
 
 _LOG = logging.getLogger("stratagem")
 
@@ -58,7 +130,7 @@ class Connection:
 
     Attributes:
         route: The way to the server.
-        experience: What the server has carried out for this process.
+        survived: What the server has carried out for this process.
         deadlines: How long its calls may take.
         needs_all: Whether this process cannot go on without what the server had applied, whatever
             its identity says.
@@ -70,7 +142,7 @@ class Connection:
         address: str,
         identity: Identity,
         deadlines: Deadlines,
-        steps: StepCount | None = None,
+        steps: CheckpointSteps | None = None,
         directory: TaskDirectory | None = None,
     ) -> None:
         """Describe the server; do not connect.
@@ -81,12 +153,12 @@ class Connection:
         self.route = ServerRoute(
             task, address, directory or TaskDirectory(task, identity), identity.token
         )
-        self.experience = Experience()
+        self.survived = SurvivedRequests()
         self.peer = self.route.peer
         self.deadlines = deadlines
         self.needs_all: Callable[[], bool] = bool
         self._given = identity
-        self._steps = steps or StepCount()
+        self._steps = steps or CheckpointSteps()
         self._process = os.getpid()
         self._session: ServerSession | None = None
         self._expected = b""
@@ -94,7 +166,7 @@ class Connection:
         self._lost = ""
         self._opening = threading.Lock()
         self._mutations = MutationLock()
-        self._attendance = SessionAttendance()
+        self._liveness = LivenessCall()
         # The thread that made the last request, and whether it was since the last heartbeat.
         self._sender = 0
         self._has_sent = False
@@ -111,7 +183,6 @@ class Connection:
 
     @property
     def session(self) -> ServerSession | None:
-        """The session; None while there is none."""
         return self._session
 
     @property
@@ -133,7 +204,6 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """The name of this process in the log."""
         return self._given.name
 
     def call(self, request: Request[Result]) -> Result:
@@ -264,7 +334,7 @@ class Connection:
                 self._require_restored(answer)
             session.continues(answer)
             self.route.learn(answer.frame_sockets)
-            self.attend()
+            self.hold_liveness_call()
         self._require_usable()
 
     def _opened_by(
@@ -299,16 +369,15 @@ class Connection:
         nbytes = max(staged, request.response_nbytes)
         return self._session is None or nbytes <= self._session.max_request_bytes
 
-    def attend(self) -> bool:
+    def hold_liveness_call(self) -> bool:
         """Have the server see that this process lives; whether it could until now."""
         session = self._session
         if session is None or self._lost:
             return True
-        return self._attendance.begin(self.route.address, self.route.expected, session.shown)
+        return self._liveness.hold(self.route.address, self.route.expected, session.credential)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether the server has replicas."""
         return self.route.is_replicated
 
     def follow(self) -> None:
@@ -336,7 +405,7 @@ class Connection:
             answer = Pending(self, request, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
             if reopening(request, answer) is None and not session.is_forgotten(answer):
                 self.route.learn(answer.frame_sockets)
-                self.attend()
+                self.hold_liveness_call()
 
     def awaited(self) -> AwaitedAnswer | None:
         """Return which answer of the server a thread waits for; None if none does."""
@@ -359,27 +428,21 @@ class Connection:
             return None
         # The thread that waits for one server renews no other's lease meanwhile.
         patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
-        beat = heartbeat(session, self._steps, self._doing(), awaited, waits)
-        return Pending(self, beat, Deadlines(call=patience, connect=0))
-
-    def _doing(self) -> str:
-        """Return where the program is if it has made no request since the last heartbeat."""
         has_sent, self._has_sent = self._has_sent, False
-        return "" if has_sent else whereabouts(self._sender)
+        doing = "" if has_sent else whereabouts(self._sender)
+        beat = heartbeat(session, self._steps, doing, awaited, waits)
+        return Pending(self, beat, Deadlines(call=patience, connect=0))
 
     def close(self) -> None:
         """End the session; requests under way fail. May be called again."""
         if os.getpid() != self._process or self.route.closed.is_set():
             return
         with suppress(StratagemError):
-            self._say_goodbye()
+            if self._session is not None and not self._lost:
+                goodbye = farewell(self._session)
+                Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
         self.route.close()
-        self._attendance.close()
-
-    def _say_goodbye(self) -> None:
-        if self._session is not None and not self._lost:
-            goodbye = farewell(self._session)
-            Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+        self._liveness.close()
 
     def _first_opened(self) -> ServerSession:
         with self._opening:
@@ -390,7 +453,7 @@ class Connection:
                 self.route.require_all(answer.replicas)
                 self.route.learn(answer.frame_sockets)
                 self._session = session
-                self.attend()
+                self.hold_liveness_call()
             return self._session
 
     def _require_usable(self) -> None:

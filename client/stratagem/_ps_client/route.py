@@ -1,4 +1,4 @@
-"""The route to one parameter server, by which attempts of requests reach it."""
+"""The way to one parameter server, wherever it is now, by which attempts of requests reach it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
 
-from stratagem._ps_client.connections.directory import TaskDirectory
-from stratagem._ps_client.connections.primary_search import PrimaryAddress, PrimarySearch
+import grpc
+
+from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._ps_client.transports.call import Attempt, Call, Style
-from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem._ps_client.server_transport import ServerTransport
+from stratagem._ps_client.session import Identity, handshake
+from stratagem._ps_client.transport import Attempt, Call, Style, TrafficMeter
 from stratagem_proto.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -25,9 +30,194 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.replica_addresses import replica_addresses
+from stratagem_proto.v1 import servers_pb2 as pb
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import Deadlines, Expected
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.asking import Answer, Question, begin_status
+from stratagem_proto.wire.channel import (
+    ANY_PARAMETER_SERVER,
+    Deadlines,
+    Expected,
+    LastingChannel,
+    open_channel,
+)
 from stratagem_proto.wire.segment import Segment
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
+_PATH = f"/{_SERVICE}/LocateTasks"
+
+# A server that does not say so sooner is busy, stopped or cut off, and asked again.
+_LOCATE_SECONDS = 0.5
+
+
+class TaskDirectory:
+    """Says where the server of a task is, as the program or other servers know it. Thread-safe.
+
+    Args:
+        task: The index of the task in the job ps.
+        identity: Who asks.
+        locate: Returns the address that the program knows of, "" if it knows of none.
+        servers: Returns the addresses of servers that may know where the task has moved.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        identity: Identity,
+        locate: Callable[[], str] = str,
+        servers: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._task, self._servers = task, servers
+        self._token, self._asking = identity.token, handshake(identity, identifier=b"")
+        self.located = locate
+
+    def find(self, epoch: int) -> PrimaryAddress | None:
+        """Return the server that serves the task, by the word of any server; None if none says so.
+
+        Args:
+            epoch: What is older is not believed.
+        """
+        with ExitStack() as channels:
+            opened = [
+                channels.enter_context(open_channel(address, expected=ANY_PARAMETER_SERVER))
+                for address in sorted({*self._servers()})
+            ]
+            calls = [self._asked(channel) for channel in opened]
+            try:
+                found = [*filter(None, map(_primary_of_task, calls))]
+            finally:
+                with uninterrupted():
+                    for call in calls:
+                        call.cancel()
+        latest = max(found, key=lambda each: each.epoch, default=None)
+        return latest if latest is not None and latest.epoch >= epoch else None
+
+    def _asked(self, channel: grpc.Channel) -> Answer[pb.LocateTasksResponse]:
+        request = pb.LocateTasksRequest(asking=self._asking, tasks=[self._task])
+        question = Question(_PATH, request, pb.LocateTasksResponse)
+        return Answer(channel, question, self._token, _LOCATE_SECONDS)
+
+
+def _primary_of_task(call: Answer[pb.LocateTasksResponse]) -> PrimaryAddress | None:
+    """Return what a server says of the task; None if it knows of no tasks that move."""
+    try:
+        found = call.result().tasks
+    except grpc.RpcError:
+        return None
+    view = found[0].view if found else None
+    if view is None or not view.HasField("primary"):
+        return None
+    return PrimaryAddress(view.primary.address, view.epoch, instance=view.primary.instance)
+
+
+# A replica that does not say so sooner is busy, stopped or cut off, and asked again.
+_STATUS_SECONDS = 0.5
+
+_Answer = tuple[str, GetStatusResponse | None]
+
+
+class PrimaryAddress(NamedTuple):
+    """The replica that serves a task.
+
+    Attributes:
+        address: The "host:port" by which this process knows it.
+        epoch: The epoch of the view that says so; 0 of a server that has no replicas.
+        has_backup: Whether another replica has all that it acknowledges, as far as is known.
+        instance: Which state it serves, as in the view; empty if that is not known.
+    """
+
+    address: str
+    epoch: int
+    has_backup: bool = True
+    instance: bytes = b""
+
+
+class PrimarySearch:
+    """Asks replicas which of them is the primary. Thread-safe.
+
+    It keeps a channel to each, since it asks again and again while one takes over.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str, expected: Expected) -> None:
+        """Ask nothing yet.
+
+        Args:
+            addresses: Where the replicas are.
+            token: The secret of the cluster.
+            expected: The task that they are replicas of.
+        """
+        self._addresses, self._token, self._expected = addresses, token, expected
+        self._channels: dict[str, LastingChannel] = {}
+        self._closed = False
+        self._opening = threading.Lock()
+
+    def find(self, epoch: int) -> PrimaryAddress | None:
+        """Return the replica that says first that it is the primary; None if none does in time.
+
+        Args:
+            epoch: What is older is not believed.
+        """
+        answers: SimpleQueue[_Answer] = SimpleQueue()
+        calls = [self._asked(address, answers.put) for address in self._addresses]
+        try:
+            # Each call ends at its deadline.
+            for _ in calls:
+                primary = _primary(*answers.get())
+                if primary is not None and primary.epoch >= epoch:
+                    return primary
+            return None
+        finally:
+            with uninterrupted():
+                for call in calls:
+                    call.cancel()
+
+    def _asked(
+        self, address: str, answered: Callable[[_Answer], None]
+    ) -> Answer[GetStatusResponse]:
+        with uninterrupted():
+            call = begin_status(self._channel(address), self._token, _STATUS_SECONDS)
+            call.add_done_callback(partial(_answer_by, address, answered))
+            return call
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._opening:
+            if self._closed:
+                raise ValueError("the search is closed")
+            if address not in self._channels:
+                self._channels[address] = LastingChannel(address, self._expected)
+            return self._channels[address].get()
+
+    def close(self) -> None:
+        """Ask no more; `find` then raises ValueError."""
+        with uninterrupted(), self._opening:
+            self._closed = True
+            for channel in self._channels.values():
+                channel.close()
+
+
+def _answer_by(
+    address: str, answered: Callable[[_Answer], None], call: Future[GetStatusResponse]
+) -> None:
+    try:
+        answered((address, call.result()))
+    except grpc.RpcError:
+        answered((address, None))
+
+
+def _primary(address: str, status: GetStatusResponse | None) -> PrimaryAddress | None:
+    """Return what a replica's answer says of it, if it is the primary."""
+    if status is None:
+        return None
+    server = status.parameter_server
+    if not server.HasField("replication"):
+        return PrimaryAddress(address, 0)
+    found = server.replication
+    if found.standing != STANDING_PRIMARY:
+        return None
+    view = found.view
+    return PrimaryAddress(address, view.epoch, view.HasField("backup"), found.replica.instance)
+
 
 _LOG = logging.getLogger("stratagem")
 
@@ -108,7 +298,6 @@ class ServerRoute:
 
     @property
     def address(self) -> str:
-        """The address to which attempts go."""
         return self.transport.address
 
     @property
@@ -123,21 +312,18 @@ class ServerRoute:
 
     @property
     def place(self) -> str:
-        """The server, and the address to which attempts go."""
         return f"{self._task} at {self.address}"
 
     @property
     def way(self) -> str:
-        """How attempts go: "unix", "tcp" or "grpc"."""
         return self.transport.way
 
     @property
     def is_met(self) -> bool:
         """Whether the server has told of its sockets since attempts go to it."""
-        return self.transport.is_told
+        return self.transport.has_learned
 
     def learn(self, sockets: FrameSockets) -> None:
-        """Use the sockets that the server has told of, where possible."""
         self.transport.learn(sockets)
 
     def find(self, failed: ServerTransport | None, error: StratagemError) -> bool:
@@ -263,7 +449,10 @@ class ServerRoute:
     def move(self, address: str) -> None:
         """Send attempts to another address, or to other replicas, unless it is empty."""
         with self._moving:
-            if self.closed.is_set() or not address or self._is_here(address):
+            replicas = {*self._replicas}
+            if not address or {*replica_addresses(self._task, address)} == replicas:
+                return
+            if self.closed.is_set():
                 return
             _LOG.warning("%s is looked for at %s from now on", self.peer, address)
             # Other threads may still wait there, each until its own call fails.
@@ -271,9 +460,6 @@ class ServerRoute:
             self._retired.append(self.transport)
             self._search.close()
             self._settle(address)
-
-    def _is_here(self, address: str) -> bool:
-        return {*replica_addresses(self._task, address)} == {*self._replicas}
 
     def attempt(
         self, request: Request[Result], deadlines: Deadlines, style: Style = Style.SENT
@@ -314,10 +500,9 @@ class ServerRoute:
     def require_open(self) -> None:
         """Raise `CancelledError` if somebody has closed the route."""
         if self.closed.is_set():
-            raise closed_error(self.peer)
+            raise CancelledError(f"the connection to {self.peer} is closed; make a new strategy")
 
     def trim(self) -> None:
-        """Free shared memory that was not used since the last call."""
         self.transport.trim()
 
     def close(self) -> None:
@@ -327,11 +512,6 @@ class ServerRoute:
             self._search.close()
             for transport in (*self._retired, self.transport):
                 transport.close()
-
-
-def closed_error(peer: str) -> CancelledError:
-    """Return the error of a connection that somebody has closed."""
-    return CancelledError(f"the connection to {peer} is closed; make a new strategy")
 
 
 def forked_error(peer: str, process: int) -> ForkedProcessError:

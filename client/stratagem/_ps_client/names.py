@@ -1,13 +1,27 @@
-"""Which scheduled function runs here, by which servers know what it asks again."""
+"""The names by which servers tell processes and scheduled functions apart."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import lru_cache
 
 from stratagem._core.contexts import ContextVarScope
+from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
+
+
+def process_name() -> bytes:
+    """Return random bytes that name this process; those of a forked child are others."""
+    return _name_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _name_of(process: int) -> bytes:
+    return secrets.token_bytes(SESSION_ID_BYTES)
 
 
 class RunningClosure:

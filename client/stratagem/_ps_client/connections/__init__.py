@@ -1,1 +1,0 @@
-"""One session with one server, kept alive, and requests that are applied once."""

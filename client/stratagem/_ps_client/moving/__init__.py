@@ -1,1 +1,0 @@
-"""Moving tasks of the job ps between servers."""
