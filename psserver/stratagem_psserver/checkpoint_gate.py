@@ -81,7 +81,6 @@ class CheckpointGate:
         return True
 
     def end_request(self) -> None:
-        """Note that an admitted request has ended."""
         self.applying -= 1
 
     def remaining(self, now: float) -> float:
@@ -134,7 +133,10 @@ class CheckpointGate:
         """
         hold = self._holding(now)
         if hold is None:
-            self._require_new(cut)
+            if cut in self._over:
+                raise AbortedError(
+                    f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; try again"
+                )
             known = {client: each.begun for client, each in self._clients.items()}
             hold = self._hold = _Hold(cut, now + HOLD_SECONDS, known)
         if hold.cut != cut:
@@ -143,12 +145,6 @@ class CheckpointGate:
             )
         for client, step in begun.items():
             hold.begun[client] = max(hold.begun.get(client, 0), step)
-
-    def _require_new(self, cut: bytes) -> None:
-        if cut in self._over:
-            raise AbortedError(
-                f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; try again"
-            )
 
     def holds(self, cut: bytes, now: float) -> bool:
         """Return whether this cut is being taken."""
@@ -162,7 +158,6 @@ class CheckpointGate:
         self._note_over(cut)
 
     def progress(self) -> Mapping[bytes, Progress]:
-        """Return the progress of each client."""
         return self._clients
 
     def unfinished(self) -> list[Progress]:
@@ -175,16 +170,22 @@ class CheckpointGate:
 
     def facts(self) -> dict[str, Any]:
         """Return the progress of all clients, as JSON."""
+
+        def described(one: Progress) -> list[Any]:
+            return [one.label, one.begun, one.finished, b64encode(one.report).decode()]
+
         return {
-            "clients": {client.hex(): _to_json(one) for client, one in self._clients.items()},
-            "left": list(map(_to_json, self._left.values())),
+            "clients": {client.hex(): described(one) for client, one in self._clients.items()},
+            "left": list(map(described, self._left.values())),
         }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Restore what `facts` returned."""
+        def progress(label: str, begun: int, finished: int, report: str) -> Progress:
+            return Progress(label, begun, finished, b64decode(report))
+
         for client, item in facts["clients"].items():
-            self._clients[bytes.fromhex(client)] = _from_json(item)
-        self._left = {one.label: one for one in map(_from_json, facts["left"])}
+            self._clients[bytes.fromhex(client)] = progress(*item)
+        self._left = {one.label: one for one in (progress(*item) for item in facts["left"])}
 
     def _holding(self, now: float) -> _Hold | None:
         if self._hold is not None and now >= self._hold.until:
@@ -203,30 +204,12 @@ class CheckpointGate:
             self._over.popitem(last=False)
 
 
-def _to_json(progress: Progress) -> list[Any]:
-    report = b64encode(progress.report).decode()
-    return [progress.label, progress.begun, progress.finished, report]
-
-
-def _from_json(item: list[Any]) -> Progress:
-    label, begun, finished, report = item
-    return Progress(label, begun, finished, b64decode(report))
-
-
 # Clients send at most 60 kB for each of two steps.
 _MOST_BYTES = 256 << 10
 
 
 def check_report(label: str, report: bytes) -> None:
-    """Check a client's report when it arrives, since a checkpoint would contain it.
-
-    Args:
-        label: The client's name, for messages.
-        report: A serialised WorkerReport.
-
-    Raises:
-        InvalidArgumentError: It is too long, malformed, or one of its states is not a JSON object.
-    """
+    """Check a client's report when it arrives, since a checkpoint would contain it."""
     if len(report) > _MOST_BYTES:
         raise InvalidArgumentError(
             f"{label} reports {len(report)} bytes of what it needs to go on; at most "

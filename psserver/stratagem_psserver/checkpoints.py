@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,14 +52,8 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.restoring import read_table
 from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue
-from stratagem_psserver.variables.store import VariableStore
 
 _ADVICE = "start it where there is more, or let strategy.restore() use more servers"
-
-
-def dump(state: ServerState) -> str:
-    """Return the state of a server except variables, as the text of JSON."""
-    return json.dumps(facts_of(state))
 
 
 def facts_of(state: ServerState) -> dict[str, Any]:
@@ -112,14 +106,7 @@ def _session_from_json(item: dict[str, Any]) -> Session:
 
 
 def resume(state: ServerState, path: str) -> bool:
-    """Restore an empty server from its part of the latest checkpoint, if there is one.
-
-    Args:
-        state: The state of the server.
-        path: The folder of checkpoints.
-
-    Returns:
-        Whether there was a checkpoint.
+    """Restore an empty server from its part of the latest checkpoint; return whether there is one.
 
     Raises:
         FailedPreconditionError: The checkpoint has no part of this server.
@@ -138,21 +125,12 @@ def resume(state: ServerState, path: str) -> bool:
         )
     resume_as_another_run(state, checkpoint)
     # Checkpoints of earlier releases do not say it otherwise.
-    state.cluster.size.learn(len(checkpoint.index.servers))
+    state.cluster.learn(None, len(checkpoint.index.servers))
     return True
 
 
 def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: bool = True) -> None:
-    """Restore an empty server from its part of a checkpoint, which is of the past.
-
-    Args:
-        state: The state of the server.
-        checkpoint: The checkpoint.
-        has_all: Whether it must have the parts of all servers.
-
-    Raises:
-        DataLossError: It is damaged.
-    """
+    """Restore an empty server from its part of a checkpoint, which is of the past."""
     part = part_name(state.settings.task)
     state.store.first_version = first_of_another_run(state.environment.random_bytes)
     with allocating(_ADVICE), refused_if_unsound(str(checkpoint.folder)):
@@ -162,7 +140,6 @@ def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: b
 
 
 def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
-    """Restore what `facts_of` returned."""
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
@@ -183,24 +160,20 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
 def resume_variables(
     state: ServerState, checkpoint: Checkpoint, part: str, has_all: bool = True
 ) -> None:
-    """Create the variables of a part of a checkpoint.
-
-    Args:
-        state: The state of the server.
-        checkpoint: The checkpoint.
-        part: The name of the part.
-        has_all: Whether the checkpoint must have the parts of all servers.
-
-    Raises:
-        ResourceExhaustedError: There is no memory for them.
-    """
+    """Create the variables of a part of a checkpoint, which has those of all servers or not."""
     tensors, store = checkpoint.index.tensors, state.store
     mine = [
         entry
         for name, entry in tensors.items()
         if entry.file == part and not is_companion(name, tensors)
     ]
-    _require_room(store, mine)
+    # Before any of them is read.
+    nbytes, left = sum(entry.nbytes for entry in mine), store.memory_limit.left
+    if left is not None and nbytes > left:
+        raise ResourceExhaustedError(
+            f"variables of the checkpoint have {nbytes} bytes, and {left} are left of "
+            f"--variable-bytes; {_ADVICE}"
+        )
     wholes = wholes_of(checkpoint.index, has_all)
     values = read_ahead(checkpoint.tensor, [entry for entry in mine if entry.rows is None])
     # In their order: a slot variable of a table comes behind it.
@@ -215,45 +188,28 @@ def resume_variables(
     store.recount([entry.name for entry in mine])
 
 
-def _require_room(store: VariableStore, entries: Sequence[TensorEntry]) -> None:
-    """Check the limit of the memory of variables before any of them is read."""
-    nbytes, left = sum(entry.nbytes for entry in entries), store.memory_limit.left
-    if left is not None and nbytes > left:
-        raise ResourceExhaustedError(
-            f"variables of the checkpoint have {nbytes} bytes, and {left} are left of "
-            f"--variable-bytes; {_ADVICE}"
-        )
-
-
 _RUN_BYTES = 4 << 20
 
 _WORDS = torch.int64, torch.int32, torch.int16, torch.uint8
 
 
 def compared(snapshot: Snapshot, base: Checkpoint) -> list[Content]:
-    """Return what has to be written of a snapshot beside an earlier checkpoint.
+    """Return what has to be written of a fresh snapshot beside an earlier checkpoint.
 
     Bytes are compared, so that it does not matter who changed them, how often, or in which run of
     the server. A row of a table is compared with the one that has had its position.
 
-    Args:
-        snapshot: The snapshot, of which nothing has been taken yet.
-        base: The earlier checkpoint.
-
     Raises:
         DataLossError: Bytes of the earlier checkpoint are missing or damaged.
     """
-    contents = zip(snapshot.contents, list(snapshot.values), strict=True)
-    return [_compared(content, value, base) for content, value in contents]
-
-
-def _compared(content: Content, value: SnapshotValue, base: Checkpoint) -> Content:
-    entry = base.index.tensors.get(content.spec.name)
-    if entry is None or not are_alike(entry.tensor, content.tensor):
-        return content
-    if not content.tensor.shape or row_nbytes(content.tensor):
-        return replace(content, changed=_changed(content, value, base, entry))
-    return content
+    contents = []
+    for content, value in zip(snapshot.contents, list(snapshot.values), strict=True):
+        entry, shape = base.index.tensors.get(content.spec.name), content.tensor.shape
+        is_known = entry is not None and are_alike(entry.tensor, content.tensor)
+        if entry is not None and is_known and (not shape or row_nbytes(content.tensor)):
+            content = replace(content, changed=_changed(content, value, base, entry))
+        contents.append(content)
+    return contents
 
 
 def _changed(
@@ -261,23 +217,19 @@ def _changed(
 ) -> torch.Tensor | None:
     """Return the numbers of the rows that differ; None if these take no less than all rows."""
     size, rows = row_nbytes(content.tensor), row_count(content.tensor)
-    most = size * rows // (size + NUMBER_BYTES)
+    most, at_once = size * rows // (size + NUMBER_BYTES), max(1, _RUN_BYTES // size)
     found, count, first = [torch.empty(0, dtype=torch.int64)], 0, 0
-    for run in _split(value.runs(), size):
-        found.append(first + _differing(run, base, entry, first))
-        count, first = count + len(found[-1]), first + len(run)
-        if count >= most and count:
-            return None
+    for run in value.runs():
+        if not run.numel():
+            continue
+        for part in (
+            torch.frombuffer(as_bytes(run), dtype=torch.uint8).view(-1, size).split(at_once)
+        ):
+            found.append(first + _differing(part, base, entry, first))
+            count, first = count + len(found[-1]), first + len(part)
+            if count >= most and count:
+                return None
     return torch.cat(found)
-
-
-def _split(runs: Iterator[torch.Tensor], size: int) -> Iterator[torch.Tensor]:
-    """Yield the bytes of rows, some rows at a time."""
-    at_once = max(1, _RUN_BYTES // size)
-    for run in runs:
-        if run.numel():
-            rows = torch.frombuffer(as_bytes(run), dtype=torch.uint8).view(-1, size)
-            yield from rows.split(at_once)
 
 
 def _differing(run: torch.Tensor, base: Checkpoint, entry: TensorEntry, first: int) -> torch.Tensor:
@@ -353,38 +305,21 @@ class Saves:
         """
         if cut in self._tasks:
             return
-        self._require_few()
-        opened = self._opened(shared_place(folder))
-        beside = shared_place(base) if base else None
-        snapshot = self._state.snapshots.take(self._state.store)
-        facts = dump(self._state)
-        self._tasks[cut] = asyncio.ensure_future(self._write(opened, beside, snapshot, facts))
-
-    def _opened(self, path: Place) -> Folder:
-        settings = self._state.settings
-        if isinstance(path, Path) and not path.is_absolute():
-            raise InvalidArgumentError(f"{str(path)!r} is not an absolute path")
-        try:
-            return settings.checkpoints.folder(path)
-        except PermissionDeniedError:
-            raise
-        except OSError as error:
-            raise NotFoundError(
-                f"{settings.label} has no folder {str(path)!r} to save in ({error.strerror}); "
-                "choose one that all servers and the chief share"
-            ) from error
-
-    def _require_few(self) -> None:
         ended = [cut for cut, task in self._tasks.items() if task.done()]
         under_way = len(self._tasks) - len(ended)
-        for cut in ended[:-_REMEMBERED]:
-            del self._tasks[cut]
+        for old in ended[:-_REMEMBERED]:
+            del self._tasks[old]
         if under_way >= MAX_SAVES:
             raise FailedPreconditionError(
                 f"{self._state.settings.label} writes {MAX_SAVES} checkpoints, which "
                 "is the most at a time, since each may need the memory of all "
                 "variables; save again when one is written"
             )
+        opened = _opened(self._state.settings, shared_place(folder))
+        beside = shared_place(base) if base else None
+        snapshot = self._state.snapshots.take(self._state.store)
+        facts = json.dumps(facts_of(self._state))
+        self._tasks[cut] = asyncio.ensure_future(self._write(opened, beside, snapshot, facts))
 
     async def _write(
         self, folder: Folder, base: Place | None, snapshot: Snapshot, facts: str
@@ -413,7 +348,6 @@ class Saves:
         return part, facts
 
     def report(self) -> CheckpointStatus:
-        """Return the number of saves, and the facts of the last one."""
         status = CheckpointStatus(saves=self._saves, failures=self._failures)
         if last := self._last:
             status.folder, status.bytes = last.folder, last.nbytes
@@ -422,7 +356,6 @@ class Saves:
         return status
 
     def knows(self, cut: bytes) -> bool:
-        """Return whether the save of a cut has begun."""
         return cut in self._tasks
 
     @property
@@ -448,28 +381,34 @@ class Saves:
         return task.result() if task.done() else None
 
     async def close(self) -> None:
-        """Wait for all saves that are under way."""
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _opened(settings: ServerSettings, path: Place) -> Folder:
+    if isinstance(path, Path) and not path.is_absolute():
+        raise InvalidArgumentError(f"{str(path)!r} is not an absolute path")
+    try:
+        return settings.checkpoints.folder(path)
+    except PermissionDeniedError:
+        raise
+    except OSError as error:
+        raise NotFoundError(
+            f"{settings.label} has no folder {str(path)!r} to save in ({error.strerror}); "
+            "choose one that all servers and the chief share"
+        ) from error
 
 
 def _write_part(
     folder: Folder, settings: ServerSettings, snapshot: Snapshot, base: Place | None
 ) -> TensorFile:
     folder.require_there()
+    contents: Sequence[Content] = snapshot.contents
+    if base is not None:
+        try:
+            contents = compared(snapshot, open_checkpoint(base, settings.checkpoints))
+        except (StratagemError, OSError) as error:
+            LOG.warning("saves all rows", task=settings.label, base=str(base), why=str(error))
     options = WriteOptions(has_digests=bool(settings.checkpoint_key))
-    name, contents = part_name(settings.task), _contents(settings, snapshot, base)
+    name = part_name(settings.task)
     return write_part(folder, name, contents, snapshot.taken(contents), options=options)
-
-
-def _contents(
-    settings: ServerSettings, snapshot: Snapshot, base: Place | None
-) -> Sequence[Content]:
-    """Return what is written of a snapshot: what a base lacks, or all."""
-    if base is None:
-        return snapshot.contents
-    try:
-        return compared(snapshot, open_checkpoint(base, settings.checkpoints))
-    except (StratagemError, OSError) as error:
-        LOG.warning("saves all rows", task=settings.label, base=str(base), why=str(error))
-        return snapshot.contents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,12 +15,7 @@ MAX_PASSES = 1_000
 
 
 class Function(NamedTuple):
-    """A function that a coordinator has scheduled, whichever worker runs it.
-
-    Attributes:
-        space: The coordinator.
-        number: The function's number at that coordinator.
-    """
+    """A function that a coordinator has scheduled by a number, whichever worker runs it."""
 
     space: bytes
     number: int
@@ -61,10 +56,6 @@ class Pass:
             if again
         }
         return Pass(renamed(self.owner), self.drawn, Counter(holders))
-
-    def admits(self, function: Function) -> bool:
-        """Return whether a function may draw batches of this pass."""
-        return function.space == self.owner or function in self.holders
 
 
 class DataLedger:
@@ -116,10 +107,15 @@ class DataLedger:
             FailedPreconditionError: The function belongs to an earlier coordinator and has read no
                 batch of the pass, or another worker reads the pass in another order.
         """
-        found = self._find(number)
+        if number >= self.opened:
+            raise NotFoundError(
+                f"{self.name!r} has no pass {number}; the server may have restarted "
+                "without its state. Make a new iterator"
+            )
+        found = self.passes.get(number)
         if found is None or found.drawn == self.num_batches:
             return None
-        if not found.admits(function):
+        if function.space != found.owner and function not in found.holders:
             raise FailedPreconditionError(
                 f"another coordinator goes on with pass {number} of {self.name!r}, or "
                 "a checkpoint was restored meanwhile, and function "
@@ -138,14 +134,6 @@ class DataLedger:
         found.drawn += 1
         return found.drawn - 1
 
-    def _find(self, number: int) -> Pass | None:
-        if number >= self.opened:
-            raise NotFoundError(
-                f"{self.name!r} has no pass {number}; the server may have restarted "
-                "without its state. Make a new iterator"
-            )
-        return self.passes.get(number)
-
     def release(self, number: int, function: Function) -> None:
         """Note that a function that drew batches of a pass has ended."""
         found = self.passes.get(number)
@@ -155,11 +143,7 @@ class DataLedger:
                 del self.passes[number]
 
     def require_fit(self, num_batches: int) -> None:
-        """Check that a request is about the same data.
-
-        Raises:
-            FailedPreconditionError: Its data have another number of batches.
-        """
+        """Raise FailedPreconditionError if a request's data have another number of batches."""
         if num_batches != self.num_batches:
             raise FailedPreconditionError(
                 f"the data of {self.name!r} have {num_batches} batches here, but had "
@@ -175,41 +159,37 @@ class DataLedger:
     def _is_over(self, one: Pass) -> bool:
         return one.drawn == self.num_batches and not one.holders
 
+    def facts(self) -> dict[str, Any]:
+        """Return everything but the name, as JSON."""
+        return {
+            "batches": self.num_batches,
+            "seed": self.seed,
+            "opened": self.opened,
+            "passes": {
+                number: {
+                    "owner": one.owner.hex(),
+                    "drawn": one.drawn,
+                    "holders": [
+                        [function.space.hex(), function.number, times]
+                        for function, times in one.holders.items()
+                    ],
+                }
+                for number, one in self.passes.items()
+            },
+        }
 
-def ledger_to_json(ledger: DataLedger) -> dict[str, Any]:
-    """Return a ledger without its name, as JSON."""
-    return {
-        "batches": ledger.num_batches,
-        "seed": ledger.seed,
-        "opened": ledger.opened,
-        "passes": {
-            number: {
-                "owner": one.owner.hex(),
-                "drawn": one.drawn,
-                "holders": [
-                    [function.space.hex(), function.number, times]
-                    for function, times in one.holders.items()
-                ],
-            }
-            for number, one in ledger.passes.items()
-        },
-    }
-
-
-def ledger_from_json(name: str, item: dict[str, Any]) -> DataLedger:
-    """Return the ledger from what `ledger_to_json` returned."""
-    ledger = DataLedger(name, item["batches"], item["seed"])
-    ledger.opened = item["opened"]
-    for number, one in item["passes"].items():
-        holders = Counter(
-            {
+    @classmethod
+    def from_facts(cls, name: str, facts: Mapping[str, Any]) -> DataLedger:
+        ledger = cls(name, facts["batches"], facts["seed"])
+        ledger.opened = facts["opened"]
+        for number, one in facts["passes"].items():
+            holders = {
                 Function(bytes.fromhex(space), function): times
                 for space, function, times in one["holders"]
             }
-        )
-        restored = Pass(bytes.fromhex(one["owner"]), one["drawn"], holders)
-        ledger.passes[int(number)] = restored
-    return ledger
+            restored = Pass(bytes.fromhex(one["owner"]), one["drawn"], Counter(holders))
+            ledger.passes[int(number)] = restored
+        return ledger
 
 
 MAX_LEDGERS = 10_000
@@ -217,7 +197,7 @@ MAX_LEDGERS = 10_000
 
 def ledgers_from_json(facts: Mapping[str, Any]) -> list[DataLedger]:
     """Return the ledgers from what `DataLedgers.facts` returned."""
-    return [ledger_from_json(name, one) for name, one in facts.items()]
+    return [DataLedger.from_facts(name, one) for name, one in facts.items()]
 
 
 class Opened(NamedTuple):
@@ -253,7 +233,11 @@ class DataLedgers:
         """
         check_name(name, "dataset")
         if name not in self._ledgers:
-            self._require_room()
+            if len(self._ledgers) >= MAX_LEDGERS:
+                raise ResourceExhaustedError(
+                    f"there are {MAX_LEDGERS} datasets that are read exactly once, which "
+                    "is the most; make one dataset and take an iterator for each pass"
+                )
             self._ledgers[name] = DataLedger(name, num_batches, seed)
         ledger = self._ledgers[name]
         ledger.require_fit(num_batches)
@@ -269,22 +253,10 @@ class DataLedgers:
         }
         return Opened(ledger, number, left)
 
-    def _require_room(self) -> None:
-        if len(self._ledgers) >= MAX_LEDGERS:
-            raise ResourceExhaustedError(
-                f"there are {MAX_LEDGERS} datasets that are read exactly once, which "
-                "is the most; make one dataset and take an iterator for each pass"
-            )
-
     def draw(
         self, name: str, number: int, num_batches: int, function: Function, order: int = 0
     ) -> int | None:
-        """Hand out a batch; see `DataLedger.draw`.
-
-        Raises:
-            NotFoundError: There is no such dataset, or no such pass.
-            FailedPreconditionError: As for `DataLedger.draw` and `DataLedger.require_fit`.
-        """
+        """Hand out a batch; raise as `DataLedger.draw` and `require_fit`, or NotFoundError."""
         if name not in self._ledgers:
             raise NotFoundError(
                 f"there is no dataset {name!r} that is read exactly once; the server "
@@ -304,8 +276,7 @@ class DataLedgers:
                 self._ledgers[name].release(number, function)
 
     def facts(self) -> dict[str, Any]:
-        """Return all ledgers, as JSON."""
-        return {name: ledger_to_json(ledger) for name, ledger in self._ledgers.items()}
+        return {name: ledger.facts() for name, ledger in self._ledgers.items()}
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Replace all ledgers by those of a checkpoint."""
@@ -315,10 +286,7 @@ class DataLedgers:
         """Replace all ledgers by these."""
         self._ledgers = {ledger.name: ledger for ledger in ledgers}
         self._held = {}
-        for name, number, function in self._holdings():
-            self._held.setdefault(function, set()).add((name, number))
-
-    def _holdings(self) -> Iterator[tuple[str, int, Function]]:
         for name, ledger in self._ledgers.items():
             for number, one in ledger.passes.items():
-                yield from ((name, number, function) for function in one.holders)
+                for function in one.holders:
+                    self._held.setdefault(function, set()).add((name, number))

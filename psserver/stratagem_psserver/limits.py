@@ -33,9 +33,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def allocating(advice: str) -> Iterator[None]:
     """Turn errors of the block that say that there is no memory into a typed error.
 
-    Args:
-        advice: The remedy, for the message.
-
     Raises:
         ResourceExhaustedError: There is no memory.
     """
@@ -51,9 +48,6 @@ def allocating(advice: str) -> Iterator[None]:
 
 def require_memory(sizes: Sequence[int]) -> None:
     """Check that the machine has memory, by taking and freeing it.
-
-    Args:
-        sizes: The sizes of tensors that will exist at the same time, in bytes.
 
     Raises:
         RuntimeError: There is not enough; see `is_out_of_memory`.
@@ -94,7 +88,6 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """The bytes that are taken."""
         return self._shares.used
 
     @property
@@ -131,7 +124,6 @@ class Budget:
         self._shares.count(client, nbytes)
 
     def report(self) -> pb.Budget:
-        """Return the message that describes it."""
         budget = pb.Budget(used=self.used, limit=self.limit)
         if self._refused is not None:
             budget.refused, refused_at = self._refused
@@ -141,9 +133,13 @@ class Budget:
     def _refusal(self, nbytes: int, purpose: str, client: str) -> ResourceExhaustedError:
         is_temporary = nbytes <= (self.largest if client else self.limit)
         remedy = "repeat it in a moment" if is_temporary else "ask for less"
+        share = (
+            f", {self._shares.of(client)} of them by {client}, whose share is "
+            f"{self._shares.share(client)}: three quarters of what others leave"
+        )
         error = ResourceExhaustedError(
             f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
-            f"{self.limit} bytes for staged and waiting data are in use{self._share_of(client)}; "
+            f"{self.limit} bytes for staged and waiting data are in use{share if client else ''}; "
             f"{remedy}, or start the server with a larger --staged-bytes"
         )
         if is_temporary:
@@ -151,23 +147,9 @@ class Budget:
             error.retry_seconds = _LEAST_SECONDS + in_the_way / _BYTES_PER_SECOND
         return error
 
-    def _share_of(self, client: str) -> str:
-        if not client:
-            return ""
-        return (
-            f", {self._shares.of(client)} of them by {client}, whose share is "
-            f"{self._shares.share(client)}: three quarters of what others leave"
-        )
-
 
 class Reservation:
-    """Reserved bytes of a budget; a context manager that releases them at its end.
-
-    Args:
-        budget: The budget, which has as many.
-        nbytes: How many.
-        client: As for `Budget.reserve`.
-    """
+    """Reserved bytes of a budget; a context manager that releases them at its end."""
 
     def __init__(self, budget: Budget, nbytes: int, client: str = "") -> None:
         self._budget, self.nbytes, self._client = budget, nbytes, client
@@ -178,18 +160,17 @@ class Reservation:
         self._budget.count(self._client, -self.nbytes)
         self.nbytes = 0
 
-    def hand_over(self) -> Reservation:
-        """Move the bytes to a new reservation of the same client, and return it."""
-        return self._moved(self._client)
+    def hand_over(self, client: str | None = None) -> Reservation:
+        """Move the bytes to a new reservation, of the same client if no other is said."""
+        successor = Reservation(
+            self._budget, self.nbytes, self._client if client is None else client
+        )
+        self.release()
+        return successor
 
     def give_up(self) -> Reservation:
         """Move the bytes to a new reservation of the server's own, and return it."""
-        return self._moved("")
-
-    def _moved(self, client: str) -> Reservation:
-        successor = Reservation(self._budget, self.nbytes, client)
-        self.release()
-        return successor
+        return self.hand_over(client="")
 
     def absorb(self, other: Reservation) -> None:
         """Take over the bytes of another reservation of the same budget."""
@@ -227,7 +208,6 @@ class VariableMemoryLimit:
 
     @property
     def limit(self) -> int | None:
-        """Most bytes of all variables together; None for no limit."""
         return self._limit
 
     @property
@@ -245,11 +225,7 @@ class VariableMemoryLimit:
         return None if self._limit is None else max(0, self._limit - self._used)
 
     def take(self, name: str, nbytes: int) -> None:
-        """Count more bytes for a variable.
-
-        Raises:
-            ResourceExhaustedError: Not so many are left.
-        """
+        """Count more bytes for a variable; raise ResourceExhaustedError if there are too few."""
         if self._limit is None:
             return
         with self._lock:
@@ -323,11 +299,7 @@ class LruCache(Generic[Key, Entry]):
 
 
 class Stop:
-    """Whether some work is to stop; used in any thread.
-
-    Args:
-        wider: One that stops this work, too.
-    """
+    """Whether some work is to stop; used in any thread."""
 
     def __init__(self, wider: Stop | None = None) -> None:
         self._wider = wider

@@ -32,32 +32,23 @@ from stratagem_psserver.settings import ServerSettings
 
 
 class Locations:
-    """Reads the views of tasks, which name the servers that serve them.
-
-    Args:
-        settings: Those of a server that has the arbiter of all tasks.
-    """
+    """Reads the views of tasks, which name the servers that serve them, from their arbiters."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._arbiters: dict[int, Arbiter] = {}
 
     async def view_of(self, task: int) -> View | None:
-        """Return the view of a task; None if no server has begun it.
-
-        Raises:
-            UnavailableError: The arbiter cannot be reached.
-            DataLossError: What it has is no view.
-        """
+        """Return the view of a task; None if no server has begun it; raise as `Arbiter.read`."""
         return await (await self._arbiter_of(task)).read()
 
-    async def of(self, tasks: Iterable[int]) -> Mapping[int, View]:
-        """Return the views of those tasks among some that a server has begun; as `view_of`."""
+    async def views_of(self, tasks: Iterable[int]) -> Mapping[int, View]:
+        """Return the views of those tasks among some that a server has begun."""
         found = {task: await self.view_of(task) for task in tasks}
         return {task: view for task, view in found.items() if view is not None}
 
     async def all(self) -> Mapping[int, View]:
-        """Return the views of all tasks up to the first that no server has begun; as `view_of`."""
+        """Return the views of all tasks up to the first that no server has begun."""
         found: dict[int, View] = {}
         for task in count():
             view = await self.view_of(task)
@@ -76,7 +67,6 @@ class Locations:
         return self._arbiters[task]
 
     async def close(self) -> None:
-        """Release what it holds."""
         for arbiter in self._arbiters.values():
             await arbiter.close()
 
@@ -108,11 +98,6 @@ NewTaskServer: TypeAlias = Callable[[ServerSettings], TaskServer]
 class ServedTasks:
     """Serves the tasks of a server, and takes others; used on the event loop.
 
-    Args:
-        home: What serves the task that the server began with.
-        settings: Its settings.
-        new_server: Makes what serves another task.
-
     Attributes:
         locations: Where all tasks are.
         is_draining: Whether no task may move to this server.
@@ -131,12 +116,10 @@ class ServedTasks:
 
     @property
     def number(self) -> int:
-        """The number of the server."""
         return self._settings.server_number
 
     @property
     def label(self) -> str:
-        """The server, for messages."""
         return f"server {self.number}"
 
     async def recover(self) -> None:
@@ -168,12 +151,6 @@ class ServedTasks:
                 the task refuses this one.
             DeadlineExceededError: It takes longer; the task stays where it is.
         """
-        self._require_willing(task)
-        self._taking = task
-        self._move = asyncio.ensure_future(self._take(task, seconds, bytes_per_second))
-        return await asyncio.shield(self._move)
-
-    def _require_willing(self, task: int) -> None:
         if self.is_draining:
             raise FailedPreconditionError(
                 f"{self.label} takes no tasks, for it is to end; give /job:ps/task:{task} to "
@@ -184,6 +161,9 @@ class ServedTasks:
                 f"{self.label} is about to take /job:ps/task:{self._taking}; ask for another task "
                 "once it serves that one"
             )
+        self._taking = task
+        self._move = asyncio.ensure_future(self._take(task, seconds, bytes_per_second))
+        return await asyncio.shield(self._move)
 
     async def _take(self, task: int, seconds: float, bytes_per_second: int) -> View:
         try:
@@ -196,21 +176,17 @@ class ServedTasks:
 
     async def _server_of(self, task: int) -> TaskServer:
         if task not in self._servers:
-            await self._require_begun(task)
+            if await self.locations.view_of(task) is None:
+                raise NotFoundError(
+                    f"no server has begun /job:ps/task:{task}; name a task that `stratagem servers "
+                    "list` shows"
+                )
             made = self._new_server(_elsewhere(self._settings, task))
             await asyncio.get_running_loop().run_in_executor(None, made.start)
             self._servers[task] = made
         return self._servers[task]
 
-    async def _require_begun(self, task: int) -> None:
-        if await self.locations.view_of(task) is None:
-            raise NotFoundError(
-                f"no server has begun /job:ps/task:{task}; name a task that `stratagem servers "
-                "list` shows"
-            )
-
     def describe(self) -> pb.DescribeServerResponse:
-        """Return the message that describes the server and what its tasks need."""
         return pb.DescribeServerResponse(
             server=self.number,
             is_draining=self.is_draining,
@@ -277,34 +253,21 @@ _Response = TypeVar("_Response", bound=Message)
 
 
 class OtherServers:
-    """Calls servers by their addresses.
-
-    Args:
-        settings: Those of the server that calls.
-    """
+    """Calls servers by their addresses; a call raises StratagemError."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._token, self._asking = settings.token, handshake_of(settings)
         self._expected, self._certificates = Expected(settings.job), settings.certificates
 
     async def describe(self, address: str) -> pb.DescribeServerResponse:
-        """Return what a server says of itself.
-
-        Raises:
-            StratagemError: It does not answer.
-        """
         request = pb.DescribeServerRequest(asking=self._asking)
-        question = _question("DescribeServer", request, pb.DescribeServerResponse)
+        question = Question(f"/{SERVICE}/DescribeServer", request, pb.DescribeServerResponse)
         return await self._call(address, question, _ASK_SECONDS)
 
     async def take(self, address: str, task: int, seconds: float) -> View:
-        """Have a server take a task, and return the view in which it serves it.
-
-        Raises:
-            StratagemError: It refuses, or does not get the task in so many seconds.
-        """
+        """Have a server take a task in so many seconds; return the view in which it serves it."""
         request = pb.TakeTaskRequest(asking=self._asking, task=task, seconds=seconds)
-        question = _question("TakeTask", request, pb.TakeTaskResponse)
+        question = Question(f"/{SERVICE}/TakeTask", request, pb.TakeTaskResponse)
         return (await self._call(address, question, seconds + _ASK_SECONDS)).view
 
     async def _call(self, address: str, question: Question[_Response], seconds: float) -> _Response:
@@ -315,10 +278,6 @@ class OtherServers:
             return await asked(channel, self._token, question, seconds)
         except grpc.RpcError as error:
             raise from_rpc_error(error, f"the server at {address}", question.method) from error
-
-
-def _question(method: str, request: Message, response_type: type[_Response]) -> Question[_Response]:
-    return Question(f"/{SERVICE}/{method}", request, response_type)
 
 
 # Clients that make no requests find out by their heartbeats, every 3 s, where a task is.
@@ -342,13 +301,7 @@ class _Given(NamedTuple):
 
 
 class Departure:
-    """Gives what a server has to others, as long as there is time; used on the event loop.
-
-    Args:
-        served: The tasks of the server, which takes no others any more.
-        others: How it calls other servers.
-        seconds: How long it may take.
-    """
+    """Gives what a server has to others, as long as there is time; used on the event loop."""
 
     def __init__(self, served: ServedTasks, others: OtherServers, seconds: float) -> None:
         self._served, self._others = served, others
@@ -396,27 +349,22 @@ class Departure:
     async def _await_clients(self, given: Sequence[_Given]) -> None:
         """Wait until all clients have asked for the tasks where they are now."""
         until = min(self._until, time.monotonic() + _FOLLOWING_SECONDS)
-        for each in given:
-            while time.monotonic() < until and await self._has_unheard(each):
+        for task, view in given:
+            while time.monotonic() < until:
+                try:
+                    answer = await self._others.describe(view.primary.address)
+                except StratagemError:
+                    break
+                if not any(each.unheard for each in answer.tasks if each.task == task):
+                    break
                 await asyncio.sleep(_POLL_SECONDS)
-
-    async def _has_unheard(self, given: _Given) -> bool:
-        with suppress(StratagemError):
-            answer = await self._others.describe(given.view.primary.address)
-            return any(each.unheard for each in answer.tasks if each.task == given.task)
-        return False
 
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"]
 
 
 def servers_handler(served: ServedTasks, boundary: RpcBoundary) -> grpc.GenericRpcHandler:
-    """Return the handler of the service; none of its calls needs a session.
-
-    Args:
-        served: What the calls are about.
-        boundary: The boundary of the server that is called.
-    """
+    """Return the handler of the service; none of its calls needs a session."""
     rpcs = ServersRpcs(served)
     methods = {
         "LocateTasks": unary_method(pb.LocateTasksRequest, rpcs.locate),
@@ -435,7 +383,7 @@ class ServersRpcs:
 
     async def locate(self, request: pb.LocateTasksRequest) -> pb.LocateTasksResponse:
         locations = self._served.locations
-        found = await (locations.of(request.tasks) if request.tasks else locations.all())
+        found = await (locations.views_of(request.tasks) if request.tasks else locations.all())
         views = [pb.TaskView(task=task, view=view) for task, view in found.items()]
         return pb.LocateTasksResponse(tasks=views)
 

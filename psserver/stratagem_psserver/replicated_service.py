@@ -14,9 +14,14 @@ from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableE
 from stratagem_proto.serving.rpc_boundary import Context, Handler, Rpc, RpcBoundary, handler_of
 from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
-from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse, Replica, View
+from stratagem_proto.v1.replication_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    Replica,
+    ReplicationStatus,
+    View,
+)
 from stratagem_proto.wire.status import code_of, to_record, trailers
-from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.persistence.persistence import Persistence, present_kernels, state_folder
 from stratagem_psserver.replication.arbiter import Arbiter
 from stratagem_psserver.replication.calls import (
@@ -39,17 +44,11 @@ class ExchangedHandlers(grpc.GenericRpcHandler):
         self.present = handlers
 
     def service(self, details: Any) -> Any:
-        """Return the handler of a call; None if there is none."""
         return next(filter(None, (each.service(details) for each in self.present)), None)
 
 
 class RefusingHandlers(grpc.GenericRpcHandler):
-    """Answers all calls of some services with an error.
-
-    Args:
-        refused: The handlers of those services.
-        error: Returns the error.
-    """
+    """Answers all calls of some services, by their handlers, with the error that is returned."""
 
     def __init__(
         self,
@@ -60,7 +59,6 @@ class RefusingHandlers(grpc.GenericRpcHandler):
         self._error = error
 
     def service(self, details: Any) -> Any:
-        """Return a handler for the calls of those services."""
         handler = self._refused.service(details)
         return None if handler is None else self._refusing(handler)
 
@@ -98,12 +96,6 @@ _Received = TypeVar("_Received", bound=Message)
 class ReplicatedService:
     """Answers clients while it is the primary, and refuses them otherwise.
 
-    Args:
-        state: The state to begin with.
-        arbiter: Who decides which replica is the primary.
-        peers: How it reaches the other replica.
-        on_exchange: Called when other handlers answer from now on.
-
     Attributes:
         service: What answers calls about the present state.
         handlers: The handlers of all calls.
@@ -120,7 +112,7 @@ class ReplicatedService:
         self._task: ReplicatedTask | None = None
         self._running: asyncio.Task[None] | None = None
         self.is_serving, self.served_since, self.address = False, 0.0, ""
-        self.service = self._served(state)
+        self.service = Service(state, self._replication)
         boundary = state.boundary()
         following = _stream_handler(
             boundary, (_REPLICATION, FOLLOW), FollowRequest, "the backup", self.answer
@@ -130,13 +122,13 @@ class ReplicatedService:
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
         self.refuse()
 
-    def _served(self, state: ServerState) -> Service:
-        return Service(state, lambda: self._require_task().report())
-
     def _require_task(self) -> ReplicatedTask:
         if self._task is None:
             raise UnavailableError(f"{self.state.settings.label} is starting; ask again")
         return self._task
+
+    def _replication(self) -> ReplicationStatus:
+        return self._require_task().report()
 
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one; raise as `ReplicatedTask.answer`."""
@@ -157,11 +149,9 @@ class ReplicatedService:
 
     @property
     def state(self) -> ServerState:
-        """The state that clients have access to while they are answered."""
         return self.service.state
 
     def fresh_state(self) -> ServerState:
-        """Return another state, which is empty and which no client has access to."""
         state = self.state
         return ServerState(state.settings, state.environment, state.handshakes)
 
@@ -169,7 +159,7 @@ class ReplicatedService:
         """Replace the state by another one; whoever waits in the former is refused."""
         former = self.service
         state.frame_sockets = former.state.frame_sockets
-        self.service = self._served(state)
+        self.service = Service(state, self._replication)
         former.state.attendance.close()
         former.state.waits.close(self._refused())
         self._closing = asyncio.ensure_future(former.saves.close())
@@ -186,7 +176,6 @@ class ReplicatedService:
         return ""
 
     def serve(self) -> None:
-        """Answer clients from now on."""
         self.is_serving, self.served_since = True, self.state.clock()
         self._exchange(*self.service.handlers)
 
@@ -208,11 +197,7 @@ class ReplicatedService:
         self._on_exchange()
 
     def begin(self, address: str) -> None:
-        """Take part in the replication.
-
-        Args:
-            address: The "host:port" at which others reach this server.
-        """
+        """Take part in the replication; others reach this server at that "host:port"."""
         self.address = address
         replica = Replica(index=self.state.settings.replica_number, address=address)
         introduction = introduction_of(self.state.settings, replica, self._kernels)
@@ -221,8 +206,7 @@ class ReplicatedService:
 
     @property
     def has_state(self) -> bool:
-        """Whether the disk has the state of an earlier process."""
-        return self._disk is not None and self._disk.has_state
+        return self._disk is not None and self._disk.persistence.has_state
 
     @property
     def has_place(self) -> bool:
@@ -230,19 +214,13 @@ class ReplicatedService:
         return self._task is not None and self._task.has_place
 
     async def recover(self) -> None:
-        """Come to the state that is on disk, if the server keeps one there.
-
-        Raises:
-            DataLossError: It is damaged.
-            FailedPreconditionError: It was written with other kernels.
-        """
+        """Come to the state that is on disk, if there is any; raise as `Persistence.recover`."""
         if self._disk is not None:
             await self._disk.recover()
 
     def tend(self) -> None:
-        """Do what has to be done now and then."""
         if self._disk is not None and self.is_serving:
-            self._disk.tend()
+            self._disk.persistence.tend()
 
     async def take_over(self, seconds: float, bytes_per_second: int = 0) -> View:
         """Have the task move to this server; as `ReplicatedTask.take_over`."""
@@ -258,7 +236,6 @@ class ReplicatedService:
         return self._task is not None and bool(self._task.primary[0])
 
     async def close(self) -> None:
-        """Take part no more."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -280,19 +257,15 @@ def _disk_of(state: ServerState) -> ReplicaDisk | None:
     folder = state_folder(state.settings)
     if folder.replica is None:
         # A process that ended while an image came has left a part of it, which nobody relies on.
-        _clear(folder)
+        try:
+            folder.clear()
+        except OSError as error:
+            folder.release()
+            raise UnavailableError(
+                f"an incomplete state in {str(folder.path)!r} cannot be removed: "
+                f"{error.strerror}; see that its disk works"
+            ) from error
     return ReplicaDisk(folder, Persistence(state, folder))
-
-
-def _clear(folder: StateFolder) -> None:
-    try:
-        folder.clear()
-    except OSError as error:
-        folder.release()
-        raise UnavailableError(
-            f"an incomplete state in {str(folder.path)!r} cannot be removed: {error.strerror}; see "
-            "that its disk works"
-        ) from error
 
 
 def _stream_handler(
@@ -302,15 +275,7 @@ def _stream_handler(
     caller: str,
     answer: Callable[[IncomingCall[Any, _Received]], Awaitable[None]],
 ) -> grpc.GenericRpcHandler:
-    """Return what answers the one method of a service, by a call that stays open.
-
-    Args:
-        boundary: Admits callers.
-        method: The service and the method.
-        request_type: What the caller sends.
-        caller: Who calls, for messages.
-        answer: Answers one call until it ends.
-    """
+    """Return what answers the one method of a service, by a call that stays open."""
 
     def make(rpc: Rpc) -> Handler:
         async def answered(requests: AsyncIterator[bytes], context: Any) -> None:

@@ -42,16 +42,7 @@ class Accounts:
 
 
 def read_accounts(checkpoint: Checkpoint, request: StageVariablesRequest, task: int) -> Accounts:
-    """Read the ledgers that a request asks for.
-
-    Args:
-        checkpoint: Where to read them.
-        request: What to read.
-        task: The index of the server's task.
-
-    Raises:
-        DataLossError: The checkpoint is damaged.
-    """
+    """Read the ledgers that a request asks for."""
     servers = checkpoint.index.servers
     renamed = partial(_renamed, request.restoration)
     with refused_if_unsound(str(checkpoint.folder)):
@@ -102,11 +93,7 @@ class Staging:
         self._staged[session_id] = restoration, staged
 
     def take(self, session_id: bytes, restoration: bytes) -> StagedVariables:
-        """Remove and return what a session has staged.
-
-        Raises:
-            FailedPreconditionError: The session has not staged that restoration.
-        """
+        """Remove and return what a session has staged."""
         known, staged = self._staged.pop(session_id, (b"", None))
         if staged is None or known != restoration:
             raise FailedPreconditionError(
@@ -116,7 +103,6 @@ class Staging:
 
     @property
     def is_used(self) -> bool:
-        """Whether a session has staged anything."""
         return bool(self._staged)
 
     def forget(self, session_id: bytes) -> None:
@@ -125,11 +111,7 @@ class Staging:
 
 
 def check_run(run: TrainingRun) -> None:
-    """Check what a client tells of a run.
-
-    Raises:
-        InvalidArgumentError: It is too long to be kept.
-    """
+    """Raise InvalidArgumentError if what a client tells of a run is too long to be kept."""
     if max(len(run.extra), len(run.path)) > MAX_EXTRA_BYTES:
         raise InvalidArgumentError(
             f"a run is told with {len(run.extra)} characters of `extra` and a path of "
@@ -161,7 +143,7 @@ class Announcements:
     def add(self, identity: str, session_id: bytes) -> None:
         """Note that a session has restored a checkpoint."""
         self._known.append((identity, session_id))
-        while len(self._known) > 1 and self._characters > _MOST_CHARACTERS:
+        while len(self._known) > 1 and sum(len(one) for one, _ in self._known) > _MOST_CHARACTERS:
             del self._known[0]
 
     def begin(self, run: TrainingRun) -> None:
@@ -170,16 +152,10 @@ class Announcements:
             self.run = run
 
     def run_facts(self) -> str | None:
-        """Return the run, as JSON."""
         return None if self.run is None else b64encode(self.run.SerializeToString()).decode()
 
     def restore_run(self, facts: str | None) -> None:
-        """Restore what `run_facts` returned."""
         self.run = None if facts is None else TrainingRun.FromString(b64decode(facts))
-
-    @property
-    def _characters(self) -> int:
-        return sum(len(identity) for identity, _ in self._known)
 
     def session_opened(self, session_id: bytes) -> None:
         """Note that a session is open, which may be one of a checkpoint."""
@@ -191,7 +167,6 @@ class Announcements:
         return [identity for identity, session in self._known if session not in self._awaited]
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return all announcements, as JSON."""
         return [(identity, session_id.hex()) for identity, session_id in self._known]
 
     def awaited(self) -> list[str]:
@@ -199,11 +174,6 @@ class Announcements:
         return sorted(session_id.hex() for session_id in self._awaited)
 
     def restore(self, facts: Sequence[tuple[str, str]], awaited: Sequence[str]) -> None:
-        """Restore announcements.
-
-        Args:
-            facts: What `facts` returned.
-            awaited: The sessions whose announcements do not count before they are resumed.
-        """
+        """Restore announcements."""
         self._known = [(one, bytes.fromhex(session)) for one, session in facts]
         self._awaited = {bytes.fromhex(session) for session in awaited}

@@ -33,7 +33,7 @@ from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.locks import LockUse
 
 
-class Passages:
+class IdleRowEviction:
     """Tells tables how much time has passed, and the log that they were told.
 
     Rows that go are no part of a client's request, so the log has a record of its own for them:
@@ -62,13 +62,13 @@ class Passages:
     async def _tell(self, state: ServerState, names: list[str]) -> None:
         for name in names:
             try:
-                await self._pass(state, name)
+                await self._pass_time(state, name)
             except VariableNotFoundError:
                 continue
             except StratagemError as error:
                 LOG.warning("idle rows stay for now", table=name, error=error.message)
 
-    async def _pass(self, state: ServerState, name: str) -> None:
+    async def _pass_time(self, state: ServerState, name: str) -> None:
         await state.changes.caught_up()
         async with state.changing([name], LockUse(state.settings.label, "eviction")):
             arena, mutations = state.store.get(name).arena, state.mutations
@@ -83,7 +83,6 @@ class Passages:
             self._told[table] = now
 
     async def close(self) -> None:
-        """Wait for what is under way."""
         if self._telling is not None:
             await self._telling
 
@@ -122,12 +121,11 @@ class ParameterServer(RpcServer):
         self._persistence: Persistence | PeriodicImages | None = None
         self._replicated: ReplicatedService | None = None
         self._is_home, self._served = served is None, served
-        self._passages = Passages()
+        self._evictions = IdleRowEviction()
         if settings.is_movable and served is None:
-            self._served = ServedTasks(self, settings, self._another)
-
-    def _another(self, settings: ServerSettings) -> ParameterServer:
-        return ParameterServer(settings, served=self._served)
+            self._served = ServedTasks(
+                self, settings, lambda settings: ParameterServer(settings, served=self._served)
+            )
 
     @property
     def replicated(self) -> ReplicatedService:
@@ -151,19 +149,20 @@ class ParameterServer(RpcServer):
             self._replicated = ReplicatedService(state, arbiter, peers, self._forget_handlers)
             if not self._replicated.has_state:
                 self._resume(state)
-            return (*self._replicated.handlers, *self._moving(state))
-        self._persistence = persistence_of(state)
+            if self._served is None:
+                return self._replicated.handlers
+            # Those of calls by which tasks are found and moved.
+            moving = servers_handler(self._served, state.boundary())
+            return (*self._replicated.handlers, moving)
+        match self.settings.durability:
+            case "log":
+                self._persistence = Persistence(state)
+            case "snapshot":
+                self._persistence = PeriodicImages(state)
         if not (self._persistence and self._persistence.has_state):
             self._resume(state)
         self._sole = Service(state)
         return (*self._sole.handlers_for_all, *self._sole.handlers)
-
-    def _moving(self, state: ServerState) -> Sequence[grpc.GenericRpcHandler]:
-        """Return the handlers of calls by which tasks are found and moved."""
-        if self._served is None:
-            return ()
-        boundary = state.boundary()
-        return (servers_handler(self._served, boundary),)
 
     @property
     def _service(self) -> Service:
@@ -222,7 +221,7 @@ class ParameterServer(RpcServer):
             self._served.is_draining = True
 
     def _trim(self) -> None:
-        self._state.trim()
+        self._state.receiver.uploads.trim()
 
     def _end_leases(self) -> None:
         for session in self._state.end_leases():
@@ -231,7 +230,7 @@ class ParameterServer(RpcServer):
             if kept is not None:
                 kept.tend()
         if self._replicated is None or self._replicated.is_serving:
-            self._passages.tend(self._state)
+            self._evictions.tend(self._state)
         if self._replicated is not None:
             self._health.tell(FOLLOWING, self._replicated.has_place)
 
@@ -244,28 +243,19 @@ class ParameterServer(RpcServer):
 
     async def _hand_on(self, seconds: float) -> None:
         """Give what it has to others, in the first way in which that is possible."""
-        await self._passages.close()
+        await self._evictions.close()
         if self._home is not None:
-            await self._to_others(self._home, seconds)
-        for way in (self._to_backup, self._to_disk):
-            if await way():
-                return
-        self._log.info("ends with what it has", remedy="give it a backup, or a durability")
-
-    async def _to_others(self, served: ServedTasks, seconds: float) -> None:
-        """Give all tasks to other servers, and stop what has served those that have moved here."""
-        if seconds > 0.0:
-            await Departure(served, OtherServers(self.settings), seconds).give_all()
-        stop = partial(served.stop_others, seconds)
-        await asyncio.get_running_loop().run_in_executor(None, stop)
-
-    async def _to_backup(self) -> bool:
-        """Return whether its backup, or another server, serves now in its place."""
-        return self._replicated is not None and await self._replicated.leave()
-
-    async def _to_disk(self) -> bool:
-        """Return whether an image is taken of it, which is at the end, when no calls are left."""
-        return self.settings.durability != "none"
+            if seconds > 0.0:
+                others = OtherServers(self.settings)
+                await Departure(self._home, others, seconds).give_all()
+            stop = partial(self._home.stop_others, seconds)
+            await asyncio.get_running_loop().run_in_executor(None, stop)
+        # Its backup, or another server, may serve now in its place. Else an image is taken of it at
+        # the end, when no calls are left.
+        if self._replicated is not None and await self._replicated.leave():
+            return
+        if self.settings.durability == "none":
+            self._log.info("ends with what it has", remedy="give it a backup, or a durability")
 
     async def _end(self) -> None:
         for task in self._recurring:
@@ -309,24 +299,8 @@ class ParameterServer(RpcServer):
         return self._served if self._is_home else None
 
 
-def persistence_of(state: ServerState) -> Persistence | PeriodicImages | None:
-    """Return what keeps the state of a server on disk; None if nothing does."""
-    match state.settings.durability:
-        case "log":
-            return Persistence(state)
-        case "snapshot":
-            return PeriodicImages(state)
-        case _:
-            return None
-
-
 def _advertised(settings: ServerSettings, address: str) -> str:
-    """Return the "host:port" at which others reach a server.
-
-    Args:
-        settings: Its settings.
-        address: Where it listens.
-    """
+    """Return the "host:port" at which others reach a server that listens at an address."""
     if not settings.advertise:
         return address
     if settings.server_number == settings.task:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -74,21 +74,7 @@ from stratagem_psserver.uploads import RequestStream
 
 
 class Service:
-    """Answers calls about one state.
-
-    Args:
-        state: The state.
-        replication: Returns the replica's part among those of its task; None if it is the only
-            one.
-
-    Attributes:
-        state: The state.
-        saves: The checkpoints that it writes.
-        status: Describes it.
-        handlers_for_all: The handlers of calls that are answered whether clients are served or not:
-            those that ask for the status, or for a challenge.
-        handlers: The handlers of all other calls.
-    """
+    """What answers calls about one state. If there are replicas, `replication` tells its part."""
 
     def __init__(
         self, state: ServerState, replication: Callable[[], ReplicationStatus] | None = None
@@ -101,13 +87,7 @@ class Service:
         boundary = state.boundary()
         challenges = challenge_handler(state.handshakes, lambda: state.incarnation, boundary)
         self.handlers_for_all = (self.status.handler(), challenges)
-        self.handlers = (
-            service_handler(state),
-            checkpoint_handler(state, self.saves),
-            closure_handler(state),
-            data_handler(state),
-            succession_handler(state),
-        )
+        self.handlers = handlers_of(state, self.saves)
 
     async def _fill_status(self, status: GetStatusResponse, with_variables: bool) -> None:
         await self._facts.fill(status, with_variables)
@@ -125,129 +105,78 @@ SERVICE = _SERVICE.full_name
 
 Answer = TypeVar("Answer")
 
-Handlers = Mapping[str, Make]
+Handlers: TypeAlias = Mapping[str, Make]
+"""What makes the handler of each method of a service, by its name."""
 
 
-def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the handler of the parameter-server service."""
-    methods = _methods(state)
-    handlers = {
-        **_session_methods(methods, SessionRpcs(state)),
-        **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
-        **_value_methods(methods, ValueRpcs(state)),
-        **_update_methods(methods, state),
-        **_synchronous_methods(methods, state),
-        **_consistency_methods(methods, ConsistencyRpcs(state)),
-    }
-    return _handler(state, _SERVICE, handlers)
+def handlers_of(state: ServerState, saves: Saves) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return the handlers of all services that clients call."""
+    services = {_SERVICE: _methods(state), **_smaller_services(state, saves)}
+    return tuple(
+        handler_of(state.boundary(), service, methods) for service, methods in services.items()
+    )
 
 
-def _methods(state: ServerState) -> Methods:
-    return Methods(state.changes)
-
-
-def _handler(
-    state: ServerState, service: ServiceDescriptor, methods: Handlers
-) -> grpc.GenericRpcHandler:
-    return handler_of(state.boundary(), service, methods)
-
-
-def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
-    """Return the handler of the checkpoint service."""
-    unary = _methods(state).unary
-    rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
-    handlers = {
-        "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
-        "ReleaseSteps": unary(messages.ReleaseStepsRequest, rpcs.release),
-        "BeginSave": unary(messages.BeginSaveRequest, rpcs.begin),
-        "OpenSnapshot": unary(messages.OpenSnapshotRequest, rpcs.open_snapshot),
-        "CloseSnapshot": unary(messages.CloseSnapshotRequest, rpcs.close_snapshot),
-        "FinishSave": unary(messages.FinishSaveRequest, rpcs.finish),
-        "StageVariables": unary(messages.StageVariablesRequest, rpcs.stage),
-        "RestoreVariables": unary(messages.RestoreVariablesRequest, rpcs.restore),
-        "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),
-    }
-    return _handler(state, _CHECKPOINTS, handlers)
-
-
-def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the handler of the closure service."""
-    unary, rpcs = _methods(state).unary, ClosureRpcs(state)
-    handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
-    return _handler(state, _CLOSURES, handlers)
-
-
-def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the handler of the data service."""
-    unary, rpcs = _methods(state).unary, DrawRpcs(state)
-    handlers = {
-        "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
-        "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
-    }
-    return _handler(state, _DATA, handlers)
-
-
-def succession_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """Return the handler of the succession service."""
-    unary, rpcs = _methods(state).unary, SuccessionRpcs(state)
-    handlers = {
-        "AwaitVacancy": unary(succession_pb2.AwaitVacancyRequest, rpcs.await_vacancy),
-        "Succeed": unary(succession_pb2.SucceedRequest, rpcs.succeed),
-    }
-    return _handler(state, _SUCCESSION, handlers)
-
-
-def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
+def _methods(state: ServerState) -> Handlers:
+    """Return the methods of the parameter-server service."""
+    make = Methods(state.changes)
+    sessions, variables, values = SessionRpcs(state), VariableRpcs(state), ValueRpcs(state)
+    updates, contributions = UpdateRpcs(state), ContributionRpcs(state)
+    steps, clocks = closed_step_pb2, consistency_pb2
+    consistency = ConsistencyRpcs(state)
     return {
-        "OpenSession": methods.unary(session_pb2.OpenSessionRequest, rpcs.open),
-        "Heartbeat": methods.unary_not_durable(session_pb2.HeartbeatRequest, rpcs.heartbeat),
-        "AttendSession": methods.unary_not_durable(session_pb2.AttendSessionRequest, rpcs.attend),
-        "CloseSession": methods.unary(session_pb2.CloseSessionRequest, rpcs.close),
+        "OpenSession": make.unary(session_pb2.OpenSessionRequest, sessions.open),
+        "Heartbeat": make.unary_not_durable(session_pb2.HeartbeatRequest, sessions.heartbeat),
+        "AttendSession": make.unary_not_durable(session_pb2.AttendSessionRequest, sessions.attend),
+        "CloseSession": make.unary(session_pb2.CloseSessionRequest, sessions.close),
+        "CreateVariables": make.upload(CreateVariablesHeader, variables.create),
+        "DescribeVariables": make.unary(DescribeVariablesRequest, variables.describe),
+        "ListVariables": make.unary(ListVariablesRequest, variables.list),
+        "DeleteVariables": make.unary(DeleteVariablesRequest, variables.delete),
+        "ListKeys": make.unary(ListKeysRequest, KeyRpcs(state).list),
+        "Read": make.download(pb.ReadRequest, values.read),
+        "Assign": make.upload(AssignHeader, values.assign),
+        "UpdateAndRead": make.bidi(pb.UpdateHeader, updates.update_and_read),
+        "Update": make.upload(pb.UpdateHeader, updates.update),
+        "UpdateNonSlot": make.upload(pb.UpdateHeader, updates.update_non_slot),
+        "CommitContribution": make.unary(pb.CommitContributionRequest, contributions.commit),
+        "ListClosedSteps": make.unary(steps.ListClosedStepsRequest, contributions.list_closed),
+        "FinishStep": make.unary(steps.FinishStepRequest, contributions.finish),
+        "Barrier": make.unary(BarrierRequest, BarrierRpcs(state).wait),
+        "BeginStep": make.unary(clocks.BeginStepRequest, consistency.begin),
+        "SetConsistency": make.unary(clocks.SetConsistencyRequest, consistency.change),
+        "DescribeConsistency": make.unary(clocks.DescribeConsistencyRequest, consistency.describe),
     }
 
 
-def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Handlers:
+def _smaller_services(state: ServerState, saves: Saves) -> Mapping[ServiceDescriptor, Handlers]:
+    unary, checkpoints, closures = Methods(state.changes).unary, checkpoint_pb2, closure_pb2
+    saving, drawing, succeeding = (
+        CheckpointRpcs(state, saves),
+        DrawRpcs(state),
+        SuccessionRpcs(state),
+    )
     return {
-        "CreateVariables": methods.upload(CreateVariablesHeader, rpcs.create),
-        "DescribeVariables": methods.unary(DescribeVariablesRequest, rpcs.describe),
-        "ListVariables": methods.unary(ListVariablesRequest, rpcs.list),
-        "DeleteVariables": methods.unary(DeleteVariablesRequest, rpcs.delete),
-        "ListKeys": methods.unary(ListKeysRequest, keys.list),
-    }
-
-
-def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
-    return {
-        "Read": methods.streamed(pb.ReadRequest, rpcs.read),
-        "Assign": methods.upload(AssignHeader, rpcs.assign),
-    }
-
-
-def _update_methods(methods: Methods, state: ServerState) -> Handlers:
-    rpcs = UpdateRpcs(state)
-    return {
-        "UpdateAndRead": methods.bidi(pb.UpdateHeader, rpcs.update_and_read),
-        "Update": methods.upload(pb.UpdateHeader, rpcs.update),
-        "UpdateNonSlot": methods.upload(pb.UpdateHeader, rpcs.update_non_slot),
-    }
-
-
-def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
-    rpcs, wait = ContributionRpcs(state), BarrierRpcs(state).wait
-    return {
-        "CommitContribution": methods.unary(pb.CommitContributionRequest, rpcs.commit),
-        "ListClosedSteps": methods.unary(closed_step_pb2.ListClosedStepsRequest, rpcs.list_closed),
-        "FinishStep": methods.unary(closed_step_pb2.FinishStepRequest, rpcs.finish),
-        "Barrier": methods.unary(BarrierRequest, wait),
-    }
-
-
-def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
-    pb = consistency_pb2
-    return {
-        "BeginStep": methods.unary(pb.BeginStepRequest, rpcs.begin),
-        "SetConsistency": methods.unary(pb.SetConsistencyRequest, rpcs.change),
-        "DescribeConsistency": methods.unary(pb.DescribeConsistencyRequest, rpcs.describe),
+        _CHECKPOINTS: {
+            "HoldSteps": unary(checkpoints.HoldStepsRequest, saving.hold),
+            "ReleaseSteps": unary(checkpoints.ReleaseStepsRequest, saving.release),
+            "BeginSave": unary(checkpoints.BeginSaveRequest, saving.begin),
+            "OpenSnapshot": unary(checkpoints.OpenSnapshotRequest, saving.open_snapshot),
+            "CloseSnapshot": unary(checkpoints.CloseSnapshotRequest, saving.close_snapshot),
+            "FinishSave": unary(checkpoints.FinishSaveRequest, saving.finish),
+            "StageVariables": unary(checkpoints.StageVariablesRequest, saving.stage),
+            "RestoreVariables": unary(checkpoints.RestoreVariablesRequest, saving.restore),
+            "ListRestored": unary(checkpoints.ListRestoredRequest, saving.list_restored),
+        },
+        _CLOSURES: {"EndClosures": unary(closures.EndClosuresRequest, ClosureRpcs(state).end)},
+        _DATA: {
+            "OpenPass": unary(draws_pb2.OpenPassRequest, drawing.open),
+            "DrawBatch": unary(draws_pb2.DrawBatchRequest, drawing.draw),
+        },
+        _SUCCESSION: {
+            "AwaitVacancy": unary(succession_pb2.AwaitVacancyRequest, succeeding.await_vacancy),
+            "Succeed": unary(succession_pb2.SucceedRequest, succeeding.succeed),
+        },
     }
 
 
@@ -358,7 +287,7 @@ class Methods:
                     is_first = False
                 yield frame
 
-    def streamed(
+    def download(
         self,
         request_type: type[Request],
         method: Callable[[Request, Segment | None], AsyncGenerator[bytes, None]],

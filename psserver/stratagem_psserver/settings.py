@@ -93,13 +93,60 @@ class ServerSettings(ServingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_root(self)
-        _check_durability(self)
-        _check_replica(self)
+        root, place = self.checkpoint_root, shared_place(self.checkpoint_root)
+        is_there = not isinstance(place, Path) or (place.is_absolute() and place.is_dir())
+        if root and not is_there:
+            raise InvalidArgumentError(
+                f"there is no folder {root!r} for checkpoints of {self.label}; make it, or give "
+                "another --checkpoint-root by its absolute path"
+            )
+        if self.durability_folder and self.durability == "none":
+            raise InvalidArgumentError(
+                f"{self.label} keeps nothing in the folder {self.durability_folder!r} with "
+                "--durability none; give --durability log or snapshot, or leave "
+                "--durability-folder out"
+            )
+        if self.replicas not in (1, MOST_REPLICAS):
+            raise InvalidArgumentError(
+                f"{self.label} cannot have {self.replicas} replicas; give --replicas 1, or 2 "
+                "for a primary and a backup"
+            )
+        if not 0 <= self.replica < self.replicas:
+            raise InvalidArgumentError(
+                f"--replica {self.replica} is none of the {self.replicas} of {self.label}, "
+                "which count from 0; give a smaller number, or --replicas 2 to all of them"
+            )
         if self.replicas > 1:
-            _check_replication(self)
+            self._check_replicated()
         elif self.arbiter:
-            _check_movable(self)
+            self._check_movable()
+
+    def _check_replicated(self) -> None:
+        if not self.arbiter:
+            raise InvalidArgumentError(
+                f"{self.label} has {self.replicas} replicas, and nobody to decide which of "
+                "them serves; give all of them the same --arbiter, for instance file:PATH if they "
+                "are on one host"
+            )
+        if self.durability == "snapshot":
+            raise InvalidArgumentError(
+                f"replicas of {self.label} cannot have --durability snapshot: one that is started "
+                "again would have a state of the past. Use log, or none, with which the other "
+                "replica has the state"
+            )
+
+    def _check_movable(self) -> None:
+        if self.arbiter == "chief":
+            raise InvalidArgumentError(
+                f"{self.label} has one replica, and cannot move to another server with --arbiter "
+                "chief: the chief knows only where tasks began. Give another arbiter, or "
+                "--replicas 2, or leave --arbiter out"
+            )
+        if self.durability == "snapshot":
+            raise InvalidArgumentError(
+                f"{self.label} cannot move with --durability snapshot: a server that is started "
+                "again would have a state of the past. Use log or none, or leave --arbiter out"
+            )
 
     @property
     def checkpoints(self) -> CheckpointPolicy:
@@ -126,64 +173,3 @@ class ServerSettings(ServingSettings):
     def replica_number(self) -> int:
         """What tells this process from all others that may have the state of the task."""
         return self.server_number if self.is_movable else self.replica
-
-
-def _check_root(settings: ServerSettings) -> None:
-    root = settings.checkpoint_root
-    place = shared_place(root)
-    is_there = not isinstance(place, Path) or (place.is_absolute() and place.is_dir())
-    if root and not is_there:
-        raise InvalidArgumentError(
-            f"there is no folder {root!r} for checkpoints of {settings.label}; make it, or give "
-            "another --checkpoint-root by its absolute path"
-        )
-
-
-def _check_durability(settings: ServerSettings) -> None:
-    if settings.durability_folder and settings.durability == "none":
-        raise InvalidArgumentError(
-            f"{settings.label} keeps nothing in the folder {settings.durability_folder!r} with "
-            "--durability none; give --durability log or snapshot, or leave --durability-folder out"
-        )
-
-
-def _check_replica(settings: ServerSettings) -> None:
-    if settings.replicas not in (1, MOST_REPLICAS):
-        raise InvalidArgumentError(
-            f"{settings.label} cannot have {settings.replicas} replicas; give --replicas 1, or 2 "
-            "for a primary and a backup"
-        )
-    if not 0 <= settings.replica < settings.replicas:
-        raise InvalidArgumentError(
-            f"--replica {settings.replica} is none of the {settings.replicas} of {settings.label}, "
-            "which count from 0; give a smaller number, or --replicas 2 to all of them"
-        )
-
-
-def _check_replication(settings: ServerSettings) -> None:
-    if not settings.arbiter:
-        raise InvalidArgumentError(
-            f"{settings.label} has {settings.replicas} replicas, and nobody to decide which of "
-            "them serves; give all of them the same --arbiter, for instance file:PATH if they are "
-            "on one host"
-        )
-    if settings.durability == "snapshot":
-        raise InvalidArgumentError(
-            f"replicas of {settings.label} cannot have --durability snapshot: one that is started "
-            "again would have a state of the past. Use log, or none, with which the other replica "
-            "has the state"
-        )
-
-
-def _check_movable(settings: ServerSettings) -> None:
-    if settings.arbiter == "chief":
-        raise InvalidArgumentError(
-            f"{settings.label} has one replica, and cannot move to another server with --arbiter "
-            "chief: the chief knows only where tasks began. Give another arbiter, or --replicas 2, "
-            "or leave --arbiter out"
-        )
-    if settings.durability == "snapshot":
-        raise InvalidArgumentError(
-            f"{settings.label} cannot move with --durability snapshot: a server that is started "
-            "again would have a state of the past. Use log or none, or leave --arbiter out"
-        )

@@ -76,7 +76,6 @@ class LostClients:
         self._losses.pop(session.label, None)
 
     def report(self, now: float) -> Iterator[LostClient]:
-        """Yield the messages that describe them."""
         for loss in self._losses.values():
             if now - loss.time <= _TOLD_SECONDS:
                 yield LostClient(
@@ -195,12 +194,7 @@ class ServerState:
         return self.ledger.authenticate(shown, self.clock())
 
     def finished(self, shown: bytes, step: int, report: bytes) -> Session:
-        """Note the last step that a client has finished, and return its session.
-
-        Raises:
-            SessionLostError: No session with that id is open.
-            InvalidArgumentError: The report is not valid.
-        """
+        """Note what a client has finished, and return its session; raise as both do."""
         session = self.session(shown)
         self.note_finished(session, step, report)
         return session
@@ -241,20 +235,16 @@ class ServerState:
         elif not self.barriers.is_passed(name, generation, session.id):
             self.clocks_changed(self.clocks.at_barrier(session.id))
 
-    def end_session(self, session: Session, why: str) -> None:
-        """End a session whose client has not asked for it; `why` is a clause for messages."""
-        if self.ledger.close(session.id) is not None:
-            self.session_ended(session, why)
-
     def close_session(self, session_id: bytes) -> None:
         """End a session as its client requests."""
         session = self.ledger.close(session_id)
         if session is not None:
             self.session_ended(session, f"{session.label} left", left=True)
 
-    def trim(self) -> None:
-        """Release memory that no upload has used since the last call."""
-        self.receiver.uploads.trim()
+    def end_session(self, session: Session, why: str) -> None:
+        """End a session whose client has not asked for it; `why` is a clause for messages."""
+        if self.ledger.close(session.id) is not None:
+            self.session_ended(session, why)
 
     def end_leases(self) -> list[Session]:
         """End the sessions of clients that were silent for too long."""
@@ -272,13 +262,7 @@ class ServerState:
         self.groups_changed(self.rounds.groups)
 
     def session_ended(self, session: Session, why: str, left: bool = False) -> None:
-        """Release what a session had, after the ledger has ended it.
-
-        Args:
-            session: The session.
-            why: A clause that says how it ended, for messages.
-            left: Whether its client ended it.
-        """
+        """Release what a session had, after the ledger has ended it."""
         self.changes.ended(session.id, why, left)
         if left:
             self.lost.discard(session)
@@ -318,12 +302,10 @@ class ServerState:
         return listed(told, "; ") or "nobody in particular"
 
     def groups_changed(self, groups: Iterable[str]) -> None:
-        """Check the conditions of requests that wait for a step of these groups."""
         for group in groups:
             self.waits.changed(("group", group))
 
     def clocks_changed(self, groups: Iterable[str]) -> None:
-        """Check the conditions of requests that wait to begin a step of these groups."""
         for group in groups:
             self.waits.changed(("clock", group))
 
@@ -348,12 +330,7 @@ class ServerState:
         return self.waits.noted(LOCK, Waiter(wait.use.client, f"{what} {wait.name!r}", awaited))
 
     def deciding(self, group: str, use: LockUse) -> Holding:
-        """Return a context in which nobody else decides what becomes of a synchronous step.
-
-        Args:
-            group: The group of the step.
-            use: What the decision is made for.
-        """
+        """Return a context in which nobody else decides on synchronous steps of a group."""
         return Holding(self.group_locks, lambda: [group], use)
 
     def locked(self, names: Iterable[str], use: LockUse) -> Holding:
@@ -384,9 +361,15 @@ class _Changing:
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()
+        state = self._state
         try:
-            if shared := self._state.snapshots.shared(self._touched()):
-                await self._separate_from_snapshots(shared)
+            if shared := state.snapshots.shared(self._touched()):
+                nbytes = sum(variable.value.nbytes for variable in shared)
+                separating = partial(state.snapshots.separate, shared)
+                try:
+                    await state.compute.run(separating, nbytes)
+                finally:
+                    state.store.changed()
         except BaseException:
             self._locks.release()
             raise
@@ -398,14 +381,6 @@ class _Changing:
             self._state.held.fit()
         finally:
             self._locks.release()
-
-    async def _separate_from_snapshots(self, shared: list[Variable]) -> None:
-        nbytes = sum(variable.value.nbytes for variable in shared)
-        separating = partial(self._state.snapshots.separate, shared)
-        try:
-            await self._state.compute.run(separating, nbytes)
-        finally:
-            self._state.store.changed()
 
     def _touched(self) -> Iterator[Variable]:
         store = self._state.store

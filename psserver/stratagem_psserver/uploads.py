@@ -28,12 +28,6 @@ from stratagem_psserver.limits import Reservation
 class RequestStream(Generic[Header]):
     """An iterator over the chunks of a request, which yields those of one message at a time.
 
-    Args:
-        messages: The messages as they arrive.
-        header_type: The class of the header, which is in the first message. Call `header` before
-            the iteration.
-        segment: The memory that the client shares, if any.
-
     Attributes:
         segment: As the argument.
         text: The serialised header with its tag and size; empty until `header` was called.
@@ -54,9 +48,6 @@ class RequestStream(Generic[Header]):
 
         Args:
             check: Called with the encoded header; raises if it is not to be decoded.
-
-        Raises:
-            MalformedStreamError: The first message does not begin with a header.
         """
         async for data in self._messages:
             begun = take_header(data, self._header_type, check)
@@ -93,22 +84,15 @@ class RequestStream(Generic[Header]):
 
     async def __anext__(self) -> Sequence[ChunkView]:
         data, self._first = self._first, None
-        frame = self._decoded(await anext(self._messages) if data is None else data)
+        message = await anext(self._messages) if data is None else data
+        frame: Frame[Header] = decode_frame(message, self._header_type, self.segment)
         if frame.header is not None:
             raise MalformedStreamError("the stream has a second header")
         return frame.chunks
 
-    def _decoded(self, data: bytes | memoryview) -> Frame[Header]:
-        return decode_frame(data, self._header_type, self.segment)
-
 
 class StoredRequest(RequestStream[Header]):
-    """A request that was received earlier.
-
-    Args:
-        header: Its header.
-        tensors: The bytes of its tensors, one after the other.
-    """
+    """A request that was received earlier, with the bytes of all its tensors."""
 
     def __init__(self, header: Header, tensors: memoryview) -> None:
         super().__init__(_nothing(), type(header), None)
@@ -116,11 +100,7 @@ class StoredRequest(RequestStream[Header]):
         self.text = encode_header(header.SerializeToString())
 
     def tensors(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """Return copies of its tensors.
-
-        Raises:
-            MalformedStreamError: It has fewer bytes than these tensors.
-        """
+        """Return copies of its tensors."""
         if total_nbytes(specs) > len(self._tensors):
             raise MalformedStreamError(
                 f"a stored request has {len(self._tensors)} bytes of tensors, which are said to "
@@ -191,28 +171,20 @@ class UploadMemory:
         return Upload(specs, nbytes)
 
     def keep(self, upload: Upload, reservation: Reservation) -> None:
-        """Keep the memory of an upload whose tensors are no longer needed.
-
-        Args:
-            upload: The upload.
-            reservation: Its bytes of the budget, which this object takes over if it keeps the
-                memory.
-        """
+        """Keep the memory of an upload whose tensors are no longer needed."""
         if upload.nbytes >= _LEAST_BYTES and upload.memory is not None:
             self._all.append(_Kept(upload, reservation.give_up()))
 
     def trim(self) -> None:
         """Release the memory that was not used since the last call."""
-        for kept in list(self._all):
-            if kept.is_idle:
-                self._drop(kept)
+        idle = [kept for kept in self._all if kept.is_idle]
+        self._all = [kept for kept in self._all if not kept.is_idle]
+        for kept in idle:
+            kept.reservation.release()
+        for kept in self._all:
             kept.is_idle = True
 
     def clear(self) -> None:
-        """Release all memory."""
-        for kept in list(self._all):
-            self._drop(kept)
-
-    def _drop(self, kept: _Kept) -> None:
-        self._all.remove(kept)
-        kept.reservation.release()
+        for kept in self._all:
+            kept.reservation.release()
+        self._all = []

@@ -70,11 +70,7 @@ MAX_WAITING = 1_024
 
 
 class Waits:
-    """The requests that wait, by the subject of their condition.
-
-    Attributes:
-        clock: Measures how long they wait.
-    """
+    """The requests that wait, by the subject of their condition."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
@@ -124,7 +120,11 @@ class Waits:
         """Return a context in which a request counts in the share of its client."""
         client = waiter.client
         if waiter.counts and self._by_client[client] >= MAX_WAITING:
-            raise _too_many(waiter)
+            raise ResourceExhaustedError(
+                f"{MAX_WAITING} requests of {client} wait on this server, which is the share of "
+                f"one client; another one, for {waiter.subject}, is refused. Wait for their "
+                "answers, or give those up that are not needed"
+            )
         self._by_client[client] += 1
         try:
             yield
@@ -150,14 +150,11 @@ class Waits:
             now = self.clock()
             # Requests for one variable wait for each other all the time, for a moment each.
             if reason != LOCK or now - wait.since > _MOMENT_SECONDS:
-                self._release(waiter.client, now)
+                self._released.pop(waiter.client, None)
+                self._released[waiter.client] = now
+                if len(self._released) > _MOST_TOLD:
+                    del self._released[next(iter(self._released))]
             self._waited[reason].observe(now - wait.since)
-
-    def _release(self, client: str, now: float) -> None:
-        self._released.pop(client, None)
-        self._released[client] = now
-        if len(self._released) > _MOST_TOLD:
-            del self._released[next(iter(self._released))]
 
     def released(self, client: str) -> float | None:
         """Return when a wait of a client ended last; None if that is not known any more."""
@@ -216,14 +213,6 @@ class Waits:
         """End all waits, present and future, with an error."""
         self._closed = error
         self.all_changed()
-
-
-def _too_many(waiter: Waiter) -> ResourceExhaustedError:
-    return ResourceExhaustedError(
-        f"{MAX_WAITING} requests of {waiter.client} wait on this server, which is the share of one "
-        f"client; another one, for {waiter.subject}, is refused. Wait for their answers, or give "
-        "those up that are not needed"
-    )
 
 
 def unfinished_steps(gate: CheckpointGate) -> list[AwaitedClient]:

@@ -40,7 +40,7 @@ def test_an_answer_that_no_disk_lets_leave_holds_nothing() -> None:
             held.clear()
 
     boundary = RpcBoundary(Handshakes(ServerSettings()), Figures())
-    handler: Any = Methods(FailingDisk()).streamed(pb.ReadRequest, read)(boundary.rpc(READ))
+    handler: Any = Methods(FailingDisk()).download(pb.ReadRequest, read)(boundary.rpc(READ))
 
     async def is_held_after_failure() -> bool:
         with pytest.raises(grpc.RpcError) as caught:

@@ -270,7 +270,7 @@ def simulated_disk(world: World) -> Iterator[Disk]:
             patch.object(os, "pwritev", made.pwritev),
             patch.object(os, "ftruncate", made.ftruncate),
             patch.object(os, "posix_fadvise", made.posix_fadvise),
-            patch.object(folder, "_VOLATILE", frozenset()),
+            patch.object(folder, "VOLATILE", frozenset()),
             patch.object(log, "DiskThread", SimulatedThread),
             closing(made),
         ):

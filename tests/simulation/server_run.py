@@ -19,12 +19,7 @@ from stratagem_proto.wire.status import CallError, detail_of
 from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.environment import Compute, Environment
 from stratagem_psserver.persistence.persistence import Persistence
-from stratagem_psserver.service import (
-    checkpoint_handler,
-    closure_handler,
-    data_handler,
-    service_handler,
-)
+from stratagem_psserver.service import handlers_of
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from tests.simulation.world import World
@@ -138,12 +133,7 @@ class ServerRun:
         """Return what answers calls."""
         if self.state.settings.durability == "log":
             self._persistence = Persistence(self.state)
-        return (
-            service_handler(self.state),
-            checkpoint_handler(self.state, Saves(self.state)),
-            closure_handler(self.state),
-            data_handler(self.state),
-        )
+        return handlers_of(self.state, Saves(self.state))
 
     def begin(self) -> None:
         """Begin to live, and to answer calls once its log is replayed."""

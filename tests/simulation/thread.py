@@ -34,10 +34,10 @@ class SimulatedThread:
             self._is_woken = False
             self._work()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Return, as whoever waits does not need to be told."""
 
-    def told(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Return whether it was so quick that its work is done now."""
         if not self._is_woken or self._is_quick.random() < 0.5:
             return False

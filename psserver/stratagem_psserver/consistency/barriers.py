@@ -102,11 +102,19 @@ class Barriers:
             )
         gathering.arrived[task] = session_id, generation
         self._sessions[task] = session_id
-        if len(gathering.arrived) == num_tasks or self._is_behind(name, task):
-            del self._gatherings[name]
-            self._let_pass(name, gathering)
-            return [arrived for arrived, _ in gathering.arrived.values()]
-        return ()
+        if len(gathering.arrived) != num_tasks and not self._is_behind(name, task):
+            return ()
+        del self._gatherings[name]
+        arrivals = gathering.arrived.values()
+        number = max(self._number(name, *arrival) for arrival in arrivals)
+        # A backup may know of arrivals in another order, when they were repeated in a new view.
+        for arrived, before in sorted(arrivals):
+            self._passed[name, arrived] = _Passage(before, number)
+            self._passed.move_to_end((name, arrived))
+        # A program may give each passage a name of its own.
+        while len(self._passed) > MAX_PASSED:
+            self._passed.popitem(last=False)
+        return [arrived for arrived, _ in arrivals]
 
     def _gathering(self, name: str, num_tasks: int, task: str) -> _Gathering:
         gathering = self._gatherings.get(name)
@@ -136,17 +144,6 @@ class Barriers:
     def _number(self, name: str, session_id: bytes, generation: int) -> int:
         last = self._passed.get((name, session_id), _Passage(0, 0))
         return generation + last.number - last.generation
-
-    def _let_pass(self, name: str, gathering: _Gathering) -> None:
-        arrivals = gathering.arrived.values()
-        number = max(self._number(name, *arrival) for arrival in arrivals)
-        # A backup may know of arrivals in another order, when they were repeated in a new view.
-        for session_id, generation in sorted(arrivals):
-            self._passed[name, session_id] = _Passage(generation, number)
-            self._passed.move_to_end((name, session_id))
-        # A program may give each passage a name of its own.
-        while len(self._passed) > MAX_PASSED:
-            self._passed.popitem(last=False)
 
     def is_passed(self, name: str, generation: int, session_id: bytes) -> bool | None:
         """Return True once that session has passed, else None."""
@@ -196,7 +193,6 @@ class Barriers:
             self._gatherings[name] = _Gathering(num_tasks, arrivals)
 
     def arrived(self, name: str) -> list[str]:
-        """Return the tasks that wait at a barrier."""
         gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []
 

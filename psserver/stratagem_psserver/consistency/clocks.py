@@ -75,7 +75,6 @@ class Clock:
         self.taken_before = None
 
     def described(self, number: int) -> WorkerClock:
-        """Return the message that describes it."""
         return WorkerClock(
             worker=number,
             task=self.task,
@@ -110,7 +109,6 @@ class ClockGroup:
     slowest: int = 0
 
     def present(self) -> list[Clock]:
-        """Return the workers whose sessions are open."""
         return [worker for worker in self.workers.values() if not worker.gone]
 
     def stepping(self) -> list[Clock]:
@@ -137,13 +135,7 @@ class ClockGroup:
         return phase.rule.holds_back(finished - max(self.slowest, phase.start - 1))
 
     def add_worker(self, number: int, session: Session, closed: int) -> None:
-        """Add a worker that arrives or comes back, unless it is present.
-
-        Args:
-            number: The worker.
-            session: Its session.
-            closed: The newest synchronous step that takes no more contributions.
-        """
+        """Add a worker that arrives or comes back, unless it is present."""
         known = self.workers.setdefault(number, Clock(session.id, session.label))
         known.opened = session.opened
         if known.session_id == session.id and not known.gone:
@@ -167,28 +159,18 @@ class ClockGroup:
         )
 
     def note_finished(self, begin: StepBegin) -> bool:
-        """Note which step a worker has finished.
-
-        Returns:
-            Whether other workers may get a permit now.
-        """
-        before = self.slowest, self.schedule.newest
-        self.workers[begin.worker].is_at_barrier = False
-        self._advance(begin.worker, begin.finished)
-        self.recount()
-        return before != (self.slowest, self.schedule.newest)
-
-    def _advance(self, number: int, finished: int) -> None:
-        """Set a worker's clock to the step that it says it has finished."""
-        worker = self.workers[number]
-        if finished > worker.finished:
-            worker.finished = finished
+        """Note which step a worker has finished; return whether others may get a permit now."""
+        before, worker = (self.slowest, self.schedule.newest), self.workers[begin.worker]
+        worker.is_at_barrier = False
+        if begin.finished > worker.finished:
+            worker.finished = begin.finished
             worker.count_stale(self.taken)
             self.taken += 1
         worker.finished = self.schedule.following(worker.finished, 0) - 1
+        self.recount()
+        return before != (self.slowest, self.schedule.newest)
 
     def described(self, name: str) -> GroupConsistency:
-        """Return the message that describes the group of that name."""
         newest = self.schedule.newest
         clocks = [clock.described(n) for n, clock in sorted(self.workers.items())]
         return GroupConsistency(
@@ -196,7 +178,6 @@ class ClockGroup:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the group as JSON."""
         workers = {
             number: [
                 worker.task,
@@ -223,14 +204,9 @@ class ClockGroup:
         }
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any], are_there: bool = False) -> ClockGroup:
-        """Return a group from the facts of a server that was restarted.
-
-        Args:
-            facts: The facts.
-            are_there: Whether its workers are as present as they were; otherwise all are gone.
-        """
-        schedule = Schedule.of_facts(facts["phases"])
+    def from_facts(cls, facts: Mapping[str, Any], are_there: bool = False) -> ClockGroup:
+        """Return a group from the facts of a server that was restarted."""
+        schedule = Schedule.from_facts(facts["phases"])
         group = cls(rule_from_json(facts["declared"]), schedule, facts["num_workers"])
         for number, (task, finished, dropped, staleness, *presence) in facts["workers"].items():
             clock = Clock(b"", task, finished, None, dropped, staleness, "its server was restarted")
@@ -249,6 +225,7 @@ class Clocks:
     """The clocks of all groups.
 
     Call `arrive` when a worker wants to begin a step, then poll `grant` until it returns a permit.
+    For both, `closed` is the newest synchronous step that takes no more contributions.
     """
 
     def __init__(self) -> None:
@@ -256,11 +233,6 @@ class Clocks:
 
     def arrive(self, begin: StepBegin, session: Session, closed: int) -> bool:
         """Note that a worker wants to begin a step, and which step it has finished.
-
-        Args:
-            begin: The worker's request.
-            session: Its session.
-            closed: The newest synchronous step that takes no more contributions.
 
         Returns:
             Whether other workers of the group may get a permit now.
@@ -276,8 +248,23 @@ class Clocks:
 
     def _register(self, begin: StepBegin, session: Session, closed: int) -> bool:
         check_name(begin.group, "group")
-        _check_numbers(begin, session.label)
-        group = self._known_group(begin)
+        if not begin.worker < begin.num_workers <= MAX_WORKERS:
+            raise InvalidArgumentError(
+                f"{session.label} begins a step of {begin.group!r} as worker {begin.worker} of "
+                f"{begin.num_workers}; workers are numbered from 0 and are at most "
+                f"{MAX_WORKERS}"
+            )
+        rule = rule_of(begin.declared)
+        rule.check(begin.num_workers)
+        group = self._groups.get(begin.group)
+        if group is None:
+            if len(self._groups) >= MAX_GROUPS:
+                raise FailedPreconditionError(
+                    f"this server keeps the clocks of {MAX_GROUPS} groups, which is "
+                    "the most; give the optimizer the same name in each run"
+                )
+            group = ClockGroup(rule, Schedule(rule), begin.num_workers)
+            self._groups[begin.group] = group
         before = group.slowest, group.schedule.newest
         _check_number_is_free(group, begin, session)
         _declare(group, begin, session.label)
@@ -286,27 +273,8 @@ class Clocks:
         group.note_finished(begin)
         return before != (group.slowest, group.schedule.newest)
 
-    def _known_group(self, begin: StepBegin) -> ClockGroup:
-        group = self._groups.get(begin.group)
-        if group is None:
-            if len(self._groups) >= MAX_GROUPS:
-                raise FailedPreconditionError(
-                    f"this server keeps the clocks of {MAX_GROUPS} groups, which is "
-                    "the most; give the optimizer the same name in each run"
-                )
-            rule = rule_of(begin.declared)
-            group = ClockGroup(rule, Schedule(rule), begin.num_workers)
-            self._groups[begin.group] = group
-        return group
-
     def grant(self, name: str, number: int, closed: int) -> StepGrant | None:
-        """Return the permit for a worker's next step; None while it has to wait.
-
-        Args:
-            name: The group.
-            number: The worker, which has arrived.
-            closed: The newest synchronous step that takes no more contributions.
-        """
+        """Return the permit for a worker's next step; None while it has to wait."""
         group = self._groups[name]
         worker = group.workers[number]
         step = group.schedule.following(worker.finished, closed)
@@ -332,12 +300,7 @@ class Clocks:
         )
 
     def awaited(self, name: str, task_of: Callable[[int], str]) -> list[AwaitedClient]:
-        """Return the slowest workers of a group, for whom others wait.
-
-        Args:
-            name: The group.
-            task_of: Returns the task of a worker that has begun no step yet.
-        """
+        """Return the slowest workers of a group, for whom others wait."""
         group = self._groups[name]
         unseen = [task_of(n) for n in range(group.num_workers) if n not in group.workers]
         slow = [worker.task for worker in group.stepping() if worker.finished == group.slowest]
@@ -409,21 +372,13 @@ class Clocks:
         return [*self._groups]
 
     def facts(self) -> dict[str, Any]:
-        """Return all clocks as JSON."""
         return {name: group.facts() for name, group in self._groups.items()}
 
     def restore(self, facts: Mapping[str, Any], are_there: bool = False) -> None:
-        """Restore the clocks of an earlier run.
-
-        Args:
-            facts: What `facts` returned.
-            are_there: Whether workers are as present as they were; otherwise all of them are gone
-                until they come back.
-        """
-        self._groups = {name: ClockGroup.of_facts(one, are_there) for name, one in facts.items()}
+        """Restore what `facts` returned; workers are gone unless they `are_there`."""
+        self._groups = {name: ClockGroup.from_facts(one, are_there) for name, one in facts.items()}
 
     def report(self) -> Iterable[GroupConsistency]:
-        """Return messages that describe all groups."""
         return [group.described(name) for name, group in self._groups.items()]
 
 
@@ -431,9 +386,6 @@ def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
     """Check that a program begins with the same consistency as those of the present workers.
 
     If no other worker is present, the consistency becomes that of the group.
-
-    Raises:
-        InvalidArgumentError: It is another one.
     """
     declared = rule_of(begin.declared)
     for number, other in group.workers.items():
@@ -449,16 +401,6 @@ def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
         # The program was started again with other settings.
         group.declared = declared
         group.schedule.change(declared, group.begun)
-
-
-def _check_numbers(begin: StepBegin, task: str) -> None:
-    if not begin.worker < begin.num_workers <= MAX_WORKERS:
-        raise InvalidArgumentError(
-            f"{task} begins a step of {begin.group!r} as worker {begin.worker} of "
-            f"{begin.num_workers}; workers are numbered from 0 and are at most "
-            f"{MAX_WORKERS}"
-        )
-    rule_of(begin.declared).check(begin.num_workers)
 
 
 def _check_number_is_free(group: ClockGroup, begin: StepBegin, session: Session) -> None:

@@ -34,11 +34,7 @@ class StepRule:
         return name_of(self.message)
 
     def check(self, num_workers: int) -> None:
-        """Check that so many workers are enough.
-
-        Raises:
-            InvalidArgumentError: The steps need the contributions of more workers.
-        """
+        """Raise InvalidArgumentError if the steps need the contributions of more workers."""
 
     def holds_back(self, ahead: int) -> bool:
         """Return whether a worker that is so many steps ahead of the slowest has to wait."""
@@ -108,11 +104,7 @@ _RULES: Mapping[str, type[StepRule]] = {
 
 
 def rule_of(message: Consistency) -> StepRule:
-    """Return the rule of a consistency.
-
-    Raises:
-        InvalidArgumentError: Its mode is unknown.
-    """
+    """Return the rule of a consistency; raise InvalidArgumentError if its mode is unknown."""
     return _RULES[name_of(message)](message)
 
 
@@ -135,15 +127,13 @@ class Schedule:
         self._phases = [Phase(1, rule)]
 
     @classmethod
-    def of_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
-        """Return the schedule from what `facts` returned."""
+    def from_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
         phases = [Phase(start, rule_from_json(item)) for start, item in facts]
         schedule = cls(phases[0].rule)
         schedule._phases = phases
         return schedule
 
     def facts(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the phases as JSON."""
         return [(phase.start, rule_to_json(phase.rule)) for phase in self._phases]
 
     @property
@@ -151,7 +141,6 @@ class Schedule:
         return self._phases[-1]
 
     def at(self, step: int) -> Phase:
-        """Return the phase of a step."""
         return self._phases[self._index(step)]
 
     def _index(self, step: int) -> int:
@@ -165,11 +154,6 @@ class Schedule:
 
         The worker skips synchronous steps that are closed. It also skips steps of other modes whose
         phase is over, and those up to `level`.
-
-        Args:
-            finished: The last step that it has finished or skipped.
-            closed: The newest synchronous step that takes no more contributions.
-            level: The last step to skip if it is not synchronous.
         """
         while (last := self._last_skipped(finished + 1, closed, level)) > finished:
             finished = last
@@ -185,11 +169,6 @@ class Schedule:
         """Return the last step that a worker need not repeat after it was started again.
 
         Its contribution to a synchronous step that is not closed may be lost.
-
-        Args:
-            finished: The last step that it had finished.
-            closed: As in `following`.
-            level: As in `following`.
         """
         phase = self.at(finished)
         finished = phase.rule.regained(finished, closed, phase.start)
@@ -216,10 +195,8 @@ class Schedule:
 
 
 def rule_to_json(rule: StepRule) -> dict[str, Any]:
-    """Return a rule as JSON."""
     return MessageToDict(rule.message, preserving_proto_field_name=True)
 
 
 def rule_from_json(item: dict[str, Any]) -> StepRule:
-    """Return the rule from what `rule_to_json` returned."""
     return rule_of(ParseDict(item, Consistency()))

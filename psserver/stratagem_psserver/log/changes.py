@@ -50,12 +50,7 @@ class History:
         self._least = 0
 
     def begin(self, run: bytes, after: int) -> None:
-        """Begin a run.
-
-        Args:
-            run: Its name.
-            after: The position of the last change before it.
-        """
+        """Begin a run of that name after the last change before it."""
         self.run = run
         # Runs that have recorded nothing that is there.
         while self._runs and self._runs[-1][1] >= after:
@@ -91,10 +86,6 @@ class History:
             shown: What the client shows: what `reached` was for it, and perhaps for another client;
                 b"" if nobody was told of anything.
             label: The server's name, for the message.
-
-        Raises:
-            SessionLostError: It has not.
-            InvalidArgumentError: It is malformed.
         """
         if not shown or not self.run or (shown[:RUN_BYTES] == self.run and len(shown) == _ONE):
             return
@@ -103,31 +94,28 @@ class History:
                 f"what a server has told of its changes takes {_ONE} bytes, not {len(shown)}"
             )
         for begin in range(0, len(shown), _ONE):
-            self._require_one(shown[begin : begin + _ONE], label)
-
-    def _require_one(self, reached: bytes, label: str) -> None:
-        run = reached[:RUN_BYTES]
-        if run == self.run:
-            return
-        position, end = int.from_bytes(reached[RUN_BYTES:], "big"), self._end_of(run)
-        if end is None:
+            run = shown[begin : begin + RUN_BYTES]
+            position = int.from_bytes(shown[begin + RUN_BYTES : begin + _ONE], "big")
+            if run == self.run:
+                continue
+            end = self._end_of(run)
+            if end is not None and position <= end:
+                continue
             what = "does not know of the run of it that has answered this program last"
-        elif position > end:
-            what = f"has {end} of the {position} changes that it had when it answered this program"
-        else:
-            return
-        raise SessionLostError(
-            f"{label} has lost changes that it had told of: it {what}. Its folder is an older "
-            "copy, or its log is damaged. Restore the newest one; or start the program again, and "
-            "it goes on from what there is; or restore a checkpoint"
-        )
+            if end is not None:
+                what = (
+                    f"has {end} of the {position} changes that it had when it answered this program"
+                )
+            raise SessionLostError(
+                f"{label} has lost changes that it had told of: it {what}. Its folder is an older "
+                "copy, or its log is damaged. Restore the newest one; or start the program again, "
+                "and it goes on from what there is; or restore a checkpoint"
+            )
 
     def _end_of(self, run: bytes) -> int | None:
         """Return the position of the last change of a former run; None for one that is unknown."""
         names = [name for name, _ in self._runs]
-        if run not in names:
-            return None
-        return self._runs[names.index(run) + 1][1]
+        return self._runs[names.index(run) + 1][1] if run in names else None
 
     def note(self, run: bytes, after: int) -> None:
         """Note an earlier run, of which a segment of the log tells."""
@@ -136,7 +124,6 @@ class History:
             self._runs.sort(key=lambda each: each[1])
 
     def facts(self) -> Facts:
-        """Return everything as JSON."""
         return [(run.hex(), after) for run, after in self._runs]
 
     def restore(self, facts: Facts) -> None:
@@ -152,11 +139,9 @@ class Mutation(Protocol):
     """A request that changes something, or its header."""
 
     @property
-    def key(self) -> RequestKey:
-        """The identity of the request."""
+    def key(self) -> RequestKey: ...
 
-    def SerializeToString(self) -> bytes:
-        """Return it as bytes."""
+    def SerializeToString(self) -> bytes: ...
 
 
 class OpenSession(Protocol):
@@ -205,11 +190,6 @@ class RecordLog(Protocol):
 class LoggedRequest:
     """A mutation on its way into the log.
 
-    Args:
-        method: The name of its RPC.
-        request: It serialised, or its header if it has tensors.
-        tensors: The bytes of its tensors, as they were before it was applied.
-
     Attributes:
         applied: Whether its change has begun.
     """
@@ -241,13 +221,7 @@ class Changes:
         request: Mutation,
         tensors: Sequence[torch.Tensor] = (),
     ) -> LoggedRequest | None:
-        """Return a mutation for `mutated`; None if nothing is recorded.
-
-        Args:
-            response_type: The class of its response, which names the RPC.
-            request: The request, or its header if it has tensors.
-            tensors: Its tensors, which are copied.
-        """
+        """Return a mutation for `mutated`, with copies of tensors; None if nothing is recorded."""
         if self.log is None:
             return None
         method = response_type.DESCRIPTOR.name.removesuffix("Response")
@@ -273,30 +247,17 @@ class Changes:
         return self.history.reached(self.replayed if self.log is None else self.log.awaited)
 
     async def caught_up(self) -> None:
-        """Wait while more records await the disk than memory is for.
-
-        Raises:
-            UnavailableError: The disk does not take records.
-        """
+        """As `RecordLog.caught_up`; raise UnavailableError if the disk does not take records."""
         if self.log is not None:
             await self.log.caught_up()
 
     async def durable(self) -> None:
-        """Wait until all changes so far are on disk.
-
-        Raises:
-            UnavailableError: The disk takes too long or fails.
-        """
+        """As `RecordLog.durable`; raise UnavailableError if the disk takes too long or fails."""
         if self.log is not None:
             await self.log.durable()
 
     def mutated(self, request: LoggedRequest, reply: RecordedReply | None) -> None:
-        """Record a mutation and the reply to its repetitions.
-
-        Args:
-            request: The mutation.
-            reply: The reply; None if it failed for a reason that will pass.
-        """
+        """Record a mutation and the reply to its repetitions; None if it failed for a moment."""
         if reply is None:
             if request.applied and request.method in _HALF_DONE:
                 self.leapt()
@@ -324,7 +285,6 @@ class Changes:
         self._append(pb.LogRecord(opened=opened))
 
     def ended(self, session_id: bytes, why: str, left: bool) -> None:
-        """Record that a session has ended."""
         ended = pb.EndedSession(session_id=session_id, why=why, left=left)
         self._append(pb.LogRecord(ended=ended))
 
@@ -335,25 +295,21 @@ class Changes:
             self.log.append(pb.LogRecord(finished=steps), is_awaited=False)
 
     def met(self, request: BarrierRequest) -> None:
-        """Record that a task has arrived at a barrier."""
         record = pb.LogRecord(barrier=request)
         record.barrier.session_id = session_name(request.session_id)
         self._append(record)
 
     def arrived(self, session_id: bytes, begin: StepBegin, closed: int) -> None:
-        """Record that a worker wants to begin a step."""
         if self.log is not None:
             arrival = pb.StepArrival(session_id=session_id, begin=begin, closed=closed)
             self.log.append(pb.LogRecord(arrival=arrival))
 
     def permitted(self, begin: StepBegin, closed: int, step: int) -> None:
-        """Record the permit that a worker got."""
         if self.log is not None:
             permit = pb.StepPermit(group=begin.group, worker=begin.worker, closed=closed, step=step)
             self.log.append(pb.LogRecord(permit=permit))
 
     def closures_ended(self, request: EndClosuresRequest) -> None:
-        """Record that scheduled functions have ended."""
         record = pb.LogRecord(closures=request)
         record.closures.session_id = session_name(request.session_id)
         self._append(record)

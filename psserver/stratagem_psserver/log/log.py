@@ -34,7 +34,7 @@ class DiskThread:
         self._work = work
         # False is the end.
         self._orders: SimpleQueue[bool] = SimpleQueue()
-        self._told: SimpleQueue[None] = SimpleQueue()
+        self._notices: SimpleQueue[None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -43,17 +43,16 @@ class DiskThread:
             self._work()
 
     def wake(self) -> None:
-        """Have it work; from any thread."""
         self._orders.put(True)
 
-    def tell(self) -> None:
-        """Have `told` return; in the work."""
-        self._told.put(None)
+    def notify(self) -> None:
+        """Have `wait` return; in the work."""
+        self._notices.put(None)
 
-    def told(self, seconds: float) -> bool:
-        """Block until the work tells something, and return whether it has in so many seconds."""
+    def wait(self, seconds: float) -> bool:
+        """Block until the work notifies, and return whether it has in so many seconds."""
         try:
-            self._told.get(timeout=max(0.0, seconds))
+            self._notices.get(timeout=max(0.0, seconds))
         except Empty:
             return False
         return True
@@ -63,7 +62,6 @@ class DiskThread:
         self._orders.put(False)
 
     def join(self) -> None:
-        """Block until it has ended."""
         self._thread.join()
 
 
@@ -84,11 +82,7 @@ class Writer(Protocol):
     """What writes records; see `SegmentWriter`."""
 
     def write(self, first: int, entries: list[Entry]) -> None:
-        """Write records and return once they are on disk.
-
-        Raises:
-            OSError: They could not be written; the same records may be written again.
-        """
+        """Return once records are on disk; after an OSError they may be written again."""
 
 
 class Log:
@@ -97,11 +91,6 @@ class Log:
     All records that are appended while a batch is being written form the next batch, so that they
     share one wait for the disk. The thread of the disk takes them itself, without a turn of the
     event loop between two batches. All else is done on the loop, on which the log is made.
-
-    Args:
-        writer: Writes the records.
-        label: The server's name, for messages.
-        position: The position of the last record that is on disk.
 
     Attributes:
         position: The position of the last record that was appended.
@@ -155,7 +144,6 @@ class Log:
         return self.add(Entry(record.SerializeToString(), tensors), is_awaited)
 
     def add(self, entry: Entry, is_awaited: bool = True) -> int:
-        """Add a record that is encoded already; as `append`."""
         self._pending.append(entry)
         self._added_bytes += entry.nbytes
         self.position += 1
@@ -168,7 +156,6 @@ class Log:
         return self.position
 
     def report(self) -> LogStatus:
-        """Return the message that describes it."""
         status = LogStatus(
             position=self.position,
             written=self.written,
@@ -193,14 +180,7 @@ class Log:
         if self.awaited > self.written and self._retry is None and not self._is_over:
             self._thread.wake()
             if self._watch is None:
-                self._watch_progress()
-
-    def _await_all(self) -> None:
-        if self.awaited < self.position:
-            if self.awaited <= self.written:
-                self._asked = self._loop.time()
-            self.awaited = self.position
-        self._begin()
+                self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self.written)
 
     def leap(self) -> None:
         """Add a record that only an image can follow; nothing is durable before there is one."""
@@ -215,21 +195,13 @@ class Log:
             self._wake()
 
     async def caught_up(self) -> None:
-        """Wait until the records that await the disk take less memory than a batch.
-
-        Raises:
-            UnavailableError: The disk takes too long or fails.
-        """
+        """Wait until what awaits the disk is less than a batch; UnavailableError if it fails."""
         self._require_working()
         if self._added_bytes - self._written_bytes >= _BATCH_BYTES:
             await self.durable()
 
     async def on_disk(self, position: int) -> None:
-        """Wait until the record of that position is on disk, however long that takes.
-
-        Raises:
-            UnavailableError: The log is not written any more.
-        """
+        """Wait, however long, until a record is on disk; UnavailableError if the log is over."""
         if self.written < position:
             if self._is_over:
                 self._require_working()
@@ -239,7 +211,11 @@ class Log:
         """Return what is done once a record is on disk."""
         change: asyncio.Future[None] = self._loop.create_future()
         self._images.append((position, change))
-        self._await_all()
+        if self.awaited < self.position:
+            if self.awaited <= self.written:
+                self._asked = self._loop.time()
+            self.awaited = self.position
+        self._begin()
         return change
 
     @property
@@ -290,7 +266,7 @@ class Log:
         self._stands = True
         self._begin()
         end = time.perf_counter() + _STAND_SECONDS
-        while self.written < self.awaited and self._thread.told(end - time.perf_counter()):
+        while self.written < self.awaited and self._thread.wait(end - time.perf_counter()):
             pass
         # Only then is `written` looked at: what the thread writes later, it tells the loop.
         self._stands = False
@@ -301,7 +277,18 @@ class Log:
         """Write batches until there is nothing more to write; in the thread of the disk."""
         try:
             while nbytes := self._take_batch():
-                self._write(nbytes)
+                began = self._loop.time()
+                self._writer.write(self.written + 1, self._batch)
+                now = self._loop.time()
+                self._seconds.observe(now - max(self._asked, self._reached))
+                self._is_fast, self._reached = now - began < _STAND_SECONDS, now
+                self._written_bytes += nbytes
+                self.written += len(self._batch)
+                self._batch = []
+                if self._stands:
+                    self._thread.notify()
+                else:
+                    self._tell(self._reach)
         except Exception as error:
             self._is_fast = False
             self._tell(self._failed, error)
@@ -320,20 +307,6 @@ class Log:
             nbytes += batch[-1].nbytes
         return nbytes
 
-    def _write(self, nbytes: int) -> None:
-        began = self._loop.time()
-        self._writer.write(self.written + 1, self._batch)
-        now = self._loop.time()
-        self._seconds.observe(now - max(self._asked, self._reached))
-        self._is_fast, self._reached = now - began < _STAND_SECONDS, now
-        self._written_bytes += nbytes
-        self.written += len(self._batch)
-        self._batch = []
-        if self._stands:
-            self._thread.tell()
-        else:
-            self._tell(self._reach)
-
     def _tell(self, what: Callable[..., object], *arguments: object) -> None:
         # A loop that is closed has nobody left who waits.
         with suppress(RuntimeError):
@@ -345,15 +318,13 @@ class Log:
             return
         why = error.strerror if isinstance(error, OSError) else None
         self._fail(f"{why or repr(error)}; see that its disk has space and works")
+
+        def retry() -> None:
+            self._retry = None
+            self._begin()
+
         if self._retry is None:
-            self._retry = self._loop.call_later(_RETRY_SECONDS, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._begin()
-
-    def _watch_progress(self) -> None:
-        self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self.written)
+            self._retry = self._loop.call_later(_RETRY_SECONDS, retry)
 
     def _judge(self, written: int) -> None:
         """Tell those who wait if nothing was written since then."""
@@ -362,7 +333,7 @@ class Log:
             return
         if self.written == written and self._failure is None:
             self._fail(f"its disk has taken nothing for {_PATIENCE_SECONDS:g} s")
-        self._watch_progress()
+        self._watch = self._loop.call_later(_PATIENCE_SECONDS, self._judge, self.written)
 
     def _fail(self, why: str) -> None:
         """Tell all who wait that the disk does not take records."""

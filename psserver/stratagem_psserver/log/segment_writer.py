@@ -24,11 +24,6 @@ class Spares:
 
     They are used by the process that has written them, and by no other one: positions of records
     grow as long as it runs, so that old batches in them are known by their positions.
-
-    Args:
-        folder: The folder of the log.
-        most: How many there are at most.
-        most_bytes: The most bytes of all of them.
     """
 
     def __init__(self, folder: Path, most: int, most_bytes: int) -> None:
@@ -50,7 +45,6 @@ class Spares:
         return max(self._present(), key=_size, default=None)
 
     def remove(self) -> None:
-        """Remove all of them."""
         for path in self._present():
             path.unlink()
 
@@ -77,12 +71,6 @@ _NOTE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 class SegmentWriter:
     """Writes batches to the segments of a folder; used by one thread at a time.
 
-    Args:
-        folder: The folder.
-        head: The head of each segment, but for its position and time.
-        segment_bytes: A segment of at least this size is followed by the next one.
-        spares: The files that segments may have.
-
     Attributes:
         written: The bytes that were written since `written` was last set.
     """
@@ -100,15 +88,7 @@ class SegmentWriter:
         self.written = 0
 
     def write(self, first: int, entries: Sequence[Entry]) -> None:
-        """Write records and return once they are on disk.
-
-        Args:
-            first: The position of the first one.
-            entries: The records.
-
-        Raises:
-            OSError: They could not be written; the same records may be written again.
-        """
+        """Write records, of which the first has a position; see `Writer.write`."""
         if self._file is None or self._is_full or self._end >= self._segment_bytes:
             self._begin(first)
         assert self._file is not None
@@ -127,12 +107,7 @@ class SegmentWriter:
             os.pwrite(self._note, Written(self._head.incarnation, position).encoded(), 0)
 
     def begin_run(self, run: bytes, after: int) -> None:
-        """Let the next record be the first of another run of a process; from any thread.
-
-        Args:
-            run: The name of the run.
-            after: The position of the last record before.
-        """
+        """Let the next record be the first of a run behind a position; from any thread."""
         head = SegmentHead()
         head.CopyFrom(self._head)
         head.run, head.run_after = run, after
@@ -188,7 +163,6 @@ class SegmentWriter:
             self._file = None
 
     def end(self) -> None:
-        """Write nothing more."""
         self.close()
         if self._note is not None:
             os.close(self._note)
@@ -196,7 +170,6 @@ class SegmentWriter:
 
 
 def _cut(file: int, end: int) -> None:
-    """Let a file end there, on disk as well."""
     os.ftruncate(file, end)
     os.fdatasync(file)
 

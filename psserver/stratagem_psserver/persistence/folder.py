@@ -31,16 +31,14 @@ def file_system_of(path: Path) -> str:
         lines = MOUNTS.read_text().splitlines()
     except OSError:
         return ""
-    kinds = dict(_mount(line) for line in lines)
+    kinds = {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        # Spaces in a path, for instance, are written as "\040".
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+        kinds[Path(point)] = after.split()[0]
     place = path.resolve()
     return next((kinds[each] for each in (place, *place.parents) if each in kinds), "")
-
-
-def _mount(line: str) -> tuple[Path, str]:
-    before, _, after = line.partition(" - ")
-    # Spaces in a path, for instance, are written as "\040".
-    point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
-    return Path(point), after.split()[0]
 
 
 _LOCK = "lock"
@@ -51,7 +49,7 @@ _REPLICA = "replica"
 _MOST_REPLICA_BYTES = 4096
 
 # What these file systems have is gone with the machine, whatever is synced.
-_VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
+VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class StateFolder:
@@ -75,10 +73,6 @@ class StateFolder:
 
     Attributes:
         path: The folder.
-
-    Raises:
-        InvalidArgumentError: `root` is not a folder, or is in memory only.
-        FailedPreconditionError: Another process uses it.
     """
 
     def __init__(self, root: Path, name: str, label: str) -> None:
@@ -87,7 +81,11 @@ class StateFolder:
                 f"there is no folder {str(root)!r} for the state of {label}; make it, on a disk "
                 "that stays when the server is replaced"
             )
-        _require_disk(root)
+        if (kind := file_system_of(root)) in VOLATILE:
+            raise InvalidArgumentError(
+                f"{str(root)!r} is in memory ({kind}), where nothing outlives the machine; choose "
+                "a folder on a disk"
+            )
         self.path = root / name
         self._lock = self._locked(label)
 
@@ -117,7 +115,6 @@ class StateFolder:
 
     @property
     def images(self) -> Path:
-        """The folder of images."""
         return self.path / _IMAGES
 
     def sync_image(self) -> None:
@@ -140,14 +137,16 @@ class StateFolder:
         return segments
 
     def settle(self) -> None:
-        """Bring to disk what the process before may have left in the memory of the system only.
-
-        Raises:
-            UnavailableError: The disk does not take it.
-        """
+        """Bring to disk what the process before may have left in memory; or UnavailableError."""
         try:
             for path in self.segments()[-1:]:
-                _settle(path)
+                file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(file)
+                    # After an error of the disk, the system may have in memory what that has not.
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(file)
             sync_folder(self.path)
         except OSError as error:
             raise UnavailableError(
@@ -166,12 +165,7 @@ class StateFolder:
         sync_folder(self.path)
 
     def give_up_before(self, position: int, give_up: Callable[[Path], None]) -> None:
-        """Give up the segments of which no record has that position or a later one.
-
-        Args:
-            position: The position.
-            give_up: What takes the name of a segment from its file.
-        """
+        """Let a function take the names of segments whose records are all before a position."""
         for path, following in pairwise(self.segments()):
             if first_of(following) > position:
                 break
@@ -223,22 +217,3 @@ class StateFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _settle(segment: Path) -> None:
-    file = os.open(segment, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.fdatasync(file)
-        # After an error of the disk, the system may have in memory what the disk has not.
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
-
-
-def _require_disk(root: Path) -> None:
-    kind = file_system_of(root)
-    if kind in _VOLATILE:
-        raise InvalidArgumentError(
-            f"{str(root)!r} is in memory ({kind}), where nothing outlives the machine; choose a "
-            "folder on a disk"
-        )

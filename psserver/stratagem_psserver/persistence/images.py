@@ -38,8 +38,8 @@ _AT_ONCE_BYTES = 1 << 20
 _GLANCE_SECONDS = 0.1
 
 
-class Rests:
-    """When a thread that reads does nothing.
+class Throttle:
+    """When a thread that reads rests, so that others have processors left.
 
     Args:
         seconds_after: Returns for how long to rest after so many bytes, in seconds.
@@ -52,12 +52,8 @@ class Rests:
         self._seconds_after, self._hurries = seconds_after, hurries
         self._ended = threading.Event()
 
-    def take(self, nbytes: int) -> None:
-        """Rest after so many bytes.
-
-        Raises:
-            UnavailableError: Nobody needs what is read any more.
-        """
+    def rest(self, nbytes: int) -> None:
+        """Rest after so many bytes; raise UnavailableError if nobody needs them any more."""
         left = self._seconds_after(nbytes)
         while left > 0.0 and not (self._hurries() or self._ended.wait(min(left, _GLANCE_SECONDS))):
             left -= _GLANCE_SECONDS
@@ -65,31 +61,20 @@ class Rests:
             raise UnavailableError("what is read is not needed any more")
 
     def end(self) -> None:
-        """Have the thread read no more."""
         self._ended.set()
 
 
 @dataclass(frozen=True)
 class PacedCheckpoint(Checkpoint):
-    """A checkpoint whose reader rests.
+    """A checkpoint whose reader rests."""
 
-    Attributes:
-        rests: When it does.
-    """
-
-    rests: Rests = field(kw_only=True)
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, rests: Rests) -> PacedCheckpoint:
-        """Return the same checkpoint with rests; it may not be beside a base."""
-        return cls(checkpoint.opened, checkpoint.index, rests=rests)
+    throttle: Throttle = field(kw_only=True)
 
     def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
-        """As `Checkpoint.read`; it also raises as `Rests.take`."""
         for begin in range(0, len(target), _AT_ONCE_BYTES):
             part = target[begin : begin + _AT_ONCE_BYTES]
             super().read(entry, start + begin, part)
-            self.rests.take(len(part))
+            self.throttle.rest(len(part))
 
 
 # The name of an image that is sent, the first and only one where it goes.
@@ -141,15 +126,7 @@ async def moment_of(state: ServerState) -> Moment | None:
 
 
 def image_files(moment: Moment, task: int) -> Iterator[tuple[str, memoryview]]:
-    """Yield the files of an image in pieces, each with the path of its file, none of them written.
-
-    Args:
-        moment: What the image is made of.
-        task: The index of the server's task.
-
-    Raises:
-        InvalidArgumentError: Checkpoints cannot contain a variable.
-    """
+    """Yield the files of an image in pieces with their paths; none of them is written."""
     name, snapshot = part_name(task), moment.snapshot
     part = Part(name, snapshot.contents)
     for block in part.blocks(snapshot.taken()):
@@ -161,17 +138,7 @@ def image_files(moment: Moment, task: int) -> Iterator[tuple[str, memoryview]]:
 
 
 def write_image(root: Path, moment: Moment, task: int) -> None:
-    """Write an image, which replaces the one before once it is on disk.
-
-    Args:
-        root: The folder of images.
-        moment: What the image is made of.
-        task: The index of the server's task.
-
-    Raises:
-        OSError: The disk does not take it.
-        InvalidArgumentError: Checkpoints cannot contain a variable.
-    """
+    """Write an image, which replaces the one before once it is on disk."""
     new = NewCheckpoint(root)
     try:
         name, snapshot = part_name(task), moment.snapshot
@@ -189,12 +156,12 @@ class Image:
     Attributes:
         checkpoint: Its files.
         facts: The state besides variables.
-        rests: When a thread that restores variables does nothing; None if it makes haste.
+        throttle: When a thread that restores variables rests; None if it makes haste.
     """
 
     checkpoint: Checkpoint
     facts: Mapping[str, Any]
-    rests: Rests | None = None
+    throttle: Throttle | None = None
 
     @property
     def exact(self) -> Mapping[str, Any]:
@@ -204,7 +171,6 @@ class Image:
 
     @property
     def position(self) -> int:
-        """The position of the last change that it contains."""
         position: int = self.exact["position"]
         return position
 
@@ -216,7 +182,6 @@ class Image:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its files."""
         return sum(file.nbytes for file in self.checkpoint.index.files.values())
 
     async def restore(self, state: ServerState) -> None:
@@ -229,20 +194,19 @@ class Image:
         """
         with refused_if_unsound(str(self.checkpoint.folder)):
             # Servers of other tasks may be on the event loop.
-            if self.rests is None:
+            if self.throttle is None:
                 await state.compute.run(partial(self._restore_variables, state), self.nbytes)
             else:
-                await self._restore_slowly(state, self.rests)
+                slow = PacedCheckpoint(
+                    self.checkpoint.opened, self.checkpoint.index, throttle=self.throttle
+                )
+                work = partial(replace(self, checkpoint=slow)._restore_variables, state)
+                try:
+                    # Not in the threads of `Compute`, which it would block.
+                    await asyncio.get_running_loop().run_in_executor(None, work)
+                finally:
+                    self.throttle.end()
             self._restore_facts(state)
-
-    async def _restore_slowly(self, state: ServerState, rests: Rests) -> None:
-        slow = replace(self, checkpoint=PacedCheckpoint.of(self.checkpoint, rests))
-        work = partial(slow._restore_variables, state)
-        try:
-            # Not in the threads of `Compute`, which it would block.
-            await asyncio.get_running_loop().run_in_executor(None, work)
-        finally:
-            rests.end()
 
     def _restore_variables(self, state: ServerState) -> None:
         part = part_name(state.settings.task)
@@ -272,17 +236,7 @@ class Image:
 
 
 def image_at(folder: Path, task: int) -> Image:
-    """Return the image in a folder.
-
-    Args:
-        folder: The folder of images.
-        task: The index of the server's task.
-
-    Raises:
-        NotFoundError: There is none.
-        DataLossError: It is damaged.
-        FailedPreconditionError: It is that of another task.
-    """
+    """Return a task's image; raise NotFoundError, DataLossError, or the error of another task."""
     checkpoint = open_checkpoint(folder)
     servers, part = checkpoint.index.servers, part_name(task)
     if servers and part not in servers:
@@ -297,7 +251,6 @@ def image_at(folder: Path, task: int) -> Image:
 
 
 def another_task(path: str, found: str, label: str) -> FailedPreconditionError:
-    """Return the error of a server whose folder has the state of another task."""
     return FailedPreconditionError(
         f"{path!r} has the state of {found}, and this is {label}: the folders of two servers "
         "were exchanged, or one was copied over the other. Give each server the folder that it had "
@@ -312,15 +265,9 @@ def read_image(folder: StateFolder, settings: ServerSettings) -> Image | None:
         FailedPreconditionError: The folder is that of a server of another durability.
         DataLossError: The image is damaged.
     """
-    image = None
+    image, was = None, settings.durability
     with suppress(NotFoundError):
         image = image_at(folder.images, settings.task)
-    _require_durability(folder, image, settings)
-    return image
-
-
-def _require_durability(folder: StateFolder, image: Image | None, settings: ServerSettings) -> None:
-    was = settings.durability
     if image is not None:
         was = image.exact["durability"]
     elif folder.segments():
@@ -330,16 +277,11 @@ def _require_durability(folder: StateFolder, image: Image | None, settings: Serv
             f"{settings.label} has kept its state in {str(folder.path)!r} with --durability {was}; "
             "go on with that, or begin with a checkpoint and another folder"
         )
+    return image
 
 
 async def take_image(state: ServerState, root: Path, log: RecordLog | None = None) -> Moment | None:
-    """Write an image, and return what it contains; None if requests or the disk prevent it.
-
-    Args:
-        state: The state of the server.
-        root: The folder of images.
-        log: The log; None if the server keeps none.
-    """
+    """Write an image, and return what it contains; None if requests or the disk prevent it."""
     moment = await moment_of(state)
     if moment is None:
         return None

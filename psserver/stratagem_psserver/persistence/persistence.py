@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.log import FORMAT, LogReader, Tail, Written
+from stratagem_proto.log import FORMAT, LogReader, Written
 from stratagem_proto.protocol import RUN_BYTES
 from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import Kernels, SegmentHead
@@ -45,7 +45,6 @@ def present_kernels() -> Kernels:
 
 
 def described(kernels: Kernels) -> str:
-    """Return kernels as words."""
     return f"torch {kernels.torch}, {kernels.threads} threads and {kernels.capability}"
 
 
@@ -58,9 +57,6 @@ class PeriodicImages:
 
     A server that was stopped in order goes on as the same one, since nothing is lost. One that was
     killed goes on with its last image, as if that were a checkpoint: to clients it is another one.
-
-    Args:
-        state: The state of the server, which is empty.
 
     Raises:
         InvalidArgumentError: The folder cannot be used.
@@ -92,16 +88,10 @@ class PeriodicImages:
 
     @property
     def has_state(self) -> bool:
-        """Whether the folder has the state of an earlier process."""
         return self._image is not None
 
     async def recover(self) -> None:
-        """Go on from the last image, if there is one.
-
-        Raises:
-            DataLossError: It is damaged.
-            OSError: The disk does not take that the server runs.
-        """
+        """Go on from the last image, if there is one."""
         if self._image is not None:
             if self._is_exact:
                 await self._image.restore(self._state)
@@ -152,7 +142,6 @@ class PeriodicImages:
         self.release()
 
     def release(self) -> None:
-        """Let other processes use the folder; a repetition does nothing."""
         self._folder.release()
 
 
@@ -168,10 +157,6 @@ class Persistence:
 
     The incarnation of the server is that of the log: to clients a server that has replayed its log
     is the same as before, and was only not reachable for a while.
-
-    Args:
-        state: The state of the server, which is empty.
-        folder: The folder; by default the one that its settings name.
 
     Raises:
         InvalidArgumentError: The folder cannot be used.
@@ -190,11 +175,11 @@ class Persistence:
             self._image = read_image(self._folder, settings)
             self._folder.settle()
             self._reader = LogReader(self._folder.segments(self._needed))
-            self._heads = self._own_heads()
+            self._heads: list[SegmentHead] = []
+            state.incarnation = self._read_heads() or state.incarnation
             self._written = Written.read(self._folder.path)
             if self._written is not None and not self.has_state:
                 self._written.require_reached(self._folder.path, 0, None)
-            state.incarnation = self._known_incarnation() or state.incarnation
         except BaseException:
             self._folder.release()
             raise
@@ -205,33 +190,20 @@ class Persistence:
         self._kernels = present_kernels()
         most = max(1, settings.log_bytes // _SEGMENT_BYTES)
         self._spares = Spares(self._folder.path, most, settings.log_bytes)
-        self._writer = SegmentWriter(self._folder.path, self._head(), _SEGMENT_BYTES, self._spares)
-
-    def _head(self) -> SegmentHead:
-        return SegmentHead(
-            format=FORMAT,
-            incarnation=self._state.incarnation,
-            task=self._task,
-            kernels=self._kernels,
+        head = SegmentHead(
+            format=FORMAT, incarnation=state.incarnation, task=self._task, kernels=self._kernels
         )
+        self._writer = SegmentWriter(self._folder.path, head, _SEGMENT_BYTES, self._spares)
 
-    def _own_heads(self) -> list[SegmentHead]:
-        """Return the heads of all segments, which must be of this server's task."""
-        heads = []
+    def _read_heads(self) -> bytes:
+        """Read the heads of all segments, and return the incarnation that the files tell of."""
+        known = set()
         for path, head in self._reader.heads():
             if head.task != self._task:
                 found = f"/job:{head.task.job}/task:{head.task.index}"
                 raise another_task(str(path), found, self._label)
-            heads.append(head)
-        return heads
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the folder has the state of an earlier process."""
-        return self._image is not None or bool(self._heads)
-
-    def _known_incarnation(self) -> bytes:
-        known = {head.incarnation for head in self._heads}
+            self._heads.append(head)
+            known.add(head.incarnation)
         if self._image is not None:
             known.add(bytes.fromhex(self._image.exact["incarnation"]))
         if len(known) > 1:
@@ -240,6 +212,11 @@ class Persistence:
                 f"that are not of {self._label}"
             )
         return known.pop() if known else b""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the folder has the state of an earlier process."""
+        return self._image is not None or bool(self._heads)
 
     def retain(self) -> RetainedRecords:
         """Return what will have the records of `recover` that another image may lack."""
@@ -257,10 +234,25 @@ class Persistence:
         # Those of another process.
         self._spares.remove()
         replayed, leapt = await self._replay()
-        if not leapt:
-            self._require_whole()
-        if self._reader.tail is not None:
-            self._cut(self._reader.tail)
+        tail, written = self._reader.tail, self._written
+        # That of another log is left where somebody has moved the files away.
+        if not leapt and written is not None and written.incarnation == self._state.incarnation:
+            last = max(self._reader.position, self._image_position)
+            written.require_reached(self._folder.path, last, tail)
+        if tail is not None:
+            # What is behind the last record; nobody has heard of it.
+            nbytes, records = tail.unfinished(self._reader.position)
+            if nbytes:
+                LOG.info(
+                    "cut off what was not written in full",
+                    task=self._label,
+                    path=str(tail.path),
+                    offset=tail.offset,
+                    behind_record=self._reader.position,
+                    nbytes=nbytes,
+                    records=records or "unknown",
+                )
+            self._folder.cut(tail)
         self._state.ledger.renew_all(self._state.clock())
         self._state.changes.log = self.begin_log()
         self.begin_run()
@@ -269,39 +261,12 @@ class Persistence:
         seconds = round(self._state.clock() - began, 3)
         LOG.info("recovered", task=self._label, records=replayed, seconds=seconds)
 
-    def _require_whole(self) -> None:
-        """Check that the log has all that it once had."""
-        # That of another log is left where somebody has moved the files away.
-        if self._written is not None and self._written.incarnation == self._state.incarnation:
-            last = max(self._reader.position, self._image_position)
-            self._written.require_reached(self._folder.path, last, self._reader.tail)
-
-    def _cut(self, tail: Tail) -> None:
-        """Remove what is behind the last record, of which nobody has heard, and say what it was."""
-        nbytes, records = tail.unfinished(self._reader.position)
-        if nbytes:
-            LOG.info(
-                "cut off what was not written in full",
-                task=self._label,
-                path=str(tail.path),
-                offset=tail.offset,
-                behind_record=self._reader.position,
-                nbytes=nbytes,
-                records=records or "unknown",
-            )
-        self._folder.cut(tail)
-
     def begin_run(self) -> None:
         """Let further changes be those of another run, to whom clients show what they were told."""
         # What names it decides nothing, so that simulations take the same course with any name.
         run, position = secrets.token_bytes(RUN_BYTES), self.log.position
         self._state.changes.history.begin(run, position)
         self._writer.begin_run(run, position)
-
-    @property
-    def image(self) -> Image | None:
-        """The image that the folder has had; None if there was none."""
-        return self._image
 
     @property
     def log(self) -> Log:
@@ -324,11 +289,6 @@ class Persistence:
         return self._log_behind(self._needed - 1)
 
     async def sync_copy(self, image: Image) -> None:
-        """Return once an image that another server has sent is on disk.
-
-        Raises:
-            OSError: The disk does not take it.
-        """
         await self._state.compute.run(self._folder.sync_image, image.nbytes)
 
     def _log_behind(self, position: int) -> Log:
@@ -347,38 +307,30 @@ class Persistence:
 
     async def _replay(self) -> tuple[int, bool]:
         """Apply the records that the image lacks; return their number, and whether some remain."""
-        count = 0
-        self._require_start(self._needed)
+        count, reader = 0, self._reader
+        if reader.position >= self._needed:
+            raise DataLossError(
+                f"the log in {str(self._folder.path)!r} begins with record {reader.position + 1}, "
+                f"but record {self._needed} is needed; restore the segments before from a backup, "
+                "or move the folder away and restore a checkpoint"
+            )
         async with Recovery(self._state, self._image, self._retained) as recovery:
             for head in self._heads:
                 self._state.changes.history.note(head.run, head.run_after)
-            for record in self._reader.records():
+            for record in reader.records():
                 if record.position > self._image_position:
                     if record.message.leap:
                         return count, True
-                    self._require_kernels()
+                    if self._heads and (was := self._heads[-1].kernels) != self._kernels:
+                        raise FailedPreconditionError(
+                            f"the log of {self._label} was written with {described(was)}, but this "
+                            f"process has {described(self._kernels)}, which may compute other "
+                            "bits. Start the server as it was and stop it by SIGTERM, so that it "
+                            "leaves an image; then change it"
+                        )
                     count += 1
                 await recovery.add(record)
         return count, False
-
-    def _require_start(self, needed: int) -> None:
-        if self._reader.position >= needed:
-            raise DataLossError(
-                f"the log in {str(self._folder.path)!r} begins with record "
-                f"{self._reader.position + 1}, but record {needed} is needed; restore the "
-                "segments before from a backup, or move the folder away and restore a checkpoint"
-            )
-
-    def _require_kernels(self) -> None:
-        if not self._heads:
-            return
-        was, now = self._heads[-1].kernels, self._kernels
-        if was != now:
-            raise FailedPreconditionError(
-                f"the log of {self._label} was written with {described(was)}, but this process "
-                f"has {described(now)}, which may compute other bits. Start the server as it was "
-                "and stop it by SIGTERM, so that it leaves an image; then change it"
-            )
 
     def tend(self) -> None:
         """Begin an image if the log has grown enough since the last one; called now and then."""

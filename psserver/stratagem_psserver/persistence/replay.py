@@ -23,7 +23,6 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.checkpoint_pb2 import RestoreVariablesRequest
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
-from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import (
     AssignHeader,
     CreateVariablesHeader,
@@ -101,13 +100,7 @@ _STEPS = {"CommitContribution", "FinishStep"}
 
 
 class _Method(NamedTuple):
-    """An RPC that changes something.
-
-    Attributes:
-        request: The class of its request, or of its header.
-        call: Answers a request.
-        has_tensors: Whether tensors come with the header.
-    """
+    """An RPC that changes something."""
 
     request: type[Message]
     call: Callable[..., Awaitable[Message]]
@@ -115,11 +108,7 @@ class _Method(NamedTuple):
 
 
 class Replay:
-    """Applies the records of a log to a server that nobody uses yet.
-
-    Args:
-        state: The state of the server.
-    """
+    """Applies the records of a log to a server that nobody uses yet."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -135,25 +124,18 @@ class Replay:
         self._state.mutations = self._live
 
     async def apply(self, record: Record) -> None:
-        """Apply a record.
-
-        Raises:
-            DataLossError: It does not have the effect that it had before.
-        """
+        """Apply a record; raise DataLossError if it does not have the effect that it had before."""
         self._count += 1
         if not self._count % _AT_ONCE:
             await asyncio.sleep(0)
         async with self._mutations.applying:
             self._state.changes.replayed = record.position
             with refused_if_unsound(f"record {record.position} of the log"):
-                await self._apply(record)
-
-    async def _apply(self, record: Record) -> None:
-        kind = record.message.WhichOneof("change")
-        if kind == "mutation":
-            await self._mutate(record)
-        elif kind is not None:
-            _CHANGES[kind](self._state, getattr(record.message, kind))
+                kind = record.message.WhichOneof("change")
+                if kind == "mutation":
+                    await self._mutate(record)
+                elif kind is not None:
+                    _CHANGES[kind](self._state, getattr(record.message, kind))
 
     async def apply_part(self, record: Record) -> None:
         """Apply only the effect of a request on a step that is not complete.
@@ -168,34 +150,27 @@ class Replay:
                 await method.call(request, StoredRequest(request, record.tensors))
 
     async def _mutate(self, record: Record) -> None:
-        mutation = record.message.mutation
+        mutation, gate = record.message.mutation, self._state.gate
         method = self._methods[mutation.method]
         request: Any = method.request.FromString(mutation.request)
-        session = self._mutations.session(request)
-        self._note_step(session, request.key)
-        is_of_closure = request.key.HasField("closure")
+        session, key = self._mutations.session(request), request.key
+        gate.finish(session.client, session.label, key.finished, key.report)
+        gate.admits(session.client, session.label, key.step, 0.0)
+        gate.end_request()
+        is_of_closure = key.HasField("closure")
         if not is_of_closure:
             with suppress(InvalidArgumentError):
                 self._state.ledger.counted.begin(session, request)
         if _changes_something(mutation, request):
-            await self._repeat(record, method, request)
+            chunks = (StoredRequest(request, record.tensors),) if method.has_tensors else ()
+            with suppress(StratagemError):
+                await method.call(request, *chunks)
+            _require_same(record, self._mutations.reply)
         if mutation.applied and is_of_closure:
             self._note_closure(session, request, mutation.reply)
         elif mutation.applied and not mutation.reply.status.code:
             self._state.ledger.counted.applied(session, request, mutation.reply.response)
-        session.numbering.repeat(request.key, mutation.reply)
-
-    def _note_step(self, session: Session, key: RequestKey) -> None:
-        gate = self._state.gate
-        gate.finish(session.client, session.label, key.finished, key.report)
-        gate.admits(session.client, session.label, key.step, 0.0)
-        gate.end_request()
-
-    async def _repeat(self, record: Record, method: _Method, request: Any) -> None:
-        chunks = (StoredRequest(request, record.tensors),) if method.has_tensors else ()
-        with suppress(StratagemError):
-            await method.call(request, *chunks)
-        _require_same(record, self._mutations.reply)
+        session.numbering.repeat(key, mutation.reply)
 
     def _note_closure(self, session: Session, request: Any, reply: RecordedReply) -> None:
         key = request.key.closure
@@ -315,10 +290,6 @@ def _pass(state: ServerState, passage: logged.TablePassage) -> None:
         state.store.recount([passage.variable])
 
 
-def _mark(state: ServerState, _: bool) -> None:
-    """Nothing has changed."""
-
-
 _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "opened": _open,
     "ended": _end,
@@ -330,7 +301,7 @@ _CHANGES: Mapping[str, Callable[[ServerState, Any], object]] = {
     "reclaimed": _reclaim,
     "gave_up": _give_up,
     "passed": _pass,
-    "mark": _mark,
+    "mark": lambda state, _: None,
 }
 
 
@@ -368,16 +339,17 @@ class Recovery:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._require_all()
+            if self._needed:
+                raise DataLossError(
+                    f"the log of {self._state.settings.label} has no record {min(self._needed)}, "
+                    "which its image lacks: it has lost its end. Restore the files from a backup, "
+                    "or move the folder away and restore a checkpoint"
+                )
             self._complete()
         await self._replay.__aexit__(kind, error, traceback)
 
     async def add(self, record: Record) -> None:
-        """Apply a record, or only what the image lacks of it.
-
-        Raises:
-            DataLossError: It does not have the effect that it had before.
-        """
+        """Apply a record, or only what the image lacks of it; raise as `Replay.apply`."""
         if record.position > self._last:
             self._complete()
             await self._replay.apply(record)
@@ -388,19 +360,6 @@ class Recovery:
                 self._complete()
         if self._retained is not None:
             self._retained.note(record)
-
-    def _require_all(self) -> None:
-        """Check that all records have come that the image lacks.
-
-        Raises:
-            DataLossError: The log has lost one.
-        """
-        if self._needed:
-            raise DataLossError(
-                f"the log of {self._state.settings.label} has no record {min(self._needed)}, which "
-                "its image lacks: it has lost its end. Restore the files from a backup, or move "
-                "the folder away and restore a checkpoint"
-            )
 
     def _complete(self) -> None:
         """Go on from the image, once the contributions that it lacks are there."""

@@ -153,7 +153,10 @@ class PreparedRun:
 
         No two of them share memory, and none shares any with variables.
         """
-        return self._completed(_apart)
+        contiguous = torch.contiguous_format
+        return self._completed(
+            lambda one: one.clone(memory_format=contiguous) if torch.is_tensor(one) else one
+        )
 
     def _completed(self, given_back: Callable[[Any], Output]) -> list[Output]:
         journal = Journal(self.graph)
@@ -203,15 +206,13 @@ def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> tuple[int, 
             memory.release(step)
             found = values
     # Outputs exist twice: as tensors and as the bytes of the answer.
-    return most + 2 * _output_nbytes(graph, found), products
+    nbytes = total_nbytes([spec_of_output(found[one]) for one in graph.outputs])
+    check_output_size(nbytes)
+    return most + 2 * nbytes, products
 
 
 def _products(step: Step, values: Sequence[Any]) -> int:
-    """Return how many multiplications a step takes, if it multiplies matrices or vectors.
-
-    Raises:
-        InvalidArgumentError: They are too many for one operation.
-    """
+    """Return how many multiplications a step takes, if it multiplies matrices or vectors."""
     if step.operation is None or not step.operation.is_product:
         return 0
     names = [argument.name for argument in step.operation.schema.arguments]
@@ -230,12 +231,6 @@ def _products(step: Step, values: Sequence[Any]) -> int:
             location=step.location,
         )
     return products
-
-
-def _output_nbytes(graph: CompiledGraph, values: Sequence[Any]) -> int:
-    nbytes = total_nbytes([spec_of_output(values[one]) for one in graph.outputs])
-    check_output_size(nbytes)
-    return nbytes
 
 
 def _executed(
@@ -266,10 +261,6 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
     if isinstance(argument, list):
         return [_filled(item, values) for item in argument]
     return argument
-
-
-def _apart(value: Any) -> Any:
-    return value.clone(memory_format=torch.contiguous_format) if torch.is_tensor(value) else value
 
 
 def _without_contents(binding: Binding) -> Binding:
@@ -308,7 +299,6 @@ class _Memory:
         return largest
 
     def release(self, step: Step) -> None:
-        """Drop memory that no later step uses."""
         for number in step.released:
             root = self._values[number].root
             self._users[root] -= 1

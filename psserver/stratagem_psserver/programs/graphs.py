@@ -75,12 +75,7 @@ class Step:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Turn errors of torch and Python into errors that name the place in the source.
-
-        Raises:
-            InvalidArgumentError: The arguments do not fit.
-            ResourceExhaustedError: There is not enough memory.
-        """
+        """Turn errors of torch and Python into errors that name the place in the source."""
         try:
             yield
         except Exception as error:
@@ -167,12 +162,7 @@ _NUMBER_TYPES = {torch.float64: float, torch.int64: int, torch.bool: bool}
 
 
 def compile_graph(program: GraphProgram) -> CompiledGraph:
-    """Check and decode a program.
-
-    Raises:
-        ResourceExhaustedError: It has too many nodes.
-        InvalidArgumentError: As for `check_graph`.
-    """
+    """Check and decode a program; raise as `check_graph`, or ResourceExhaustedError."""
     values = check_graph(program)
     steps: list[Step] = []
     used: set[int] = {*range(len(program.inputs)), *program.outputs}
@@ -230,7 +220,7 @@ def _decode(argument: GraphArgument, type_: str) -> Any:
 
 
 def references(arguments: Iterable[Any]) -> Iterator[int]:
-    """Return the numbers of the values that arguments refer to."""
+    """Yield the numbers of the values that arguments refer to."""
     for argument in arguments:
         if isinstance(argument, Reference):
             yield argument.number
@@ -251,12 +241,7 @@ class GraphCache:
         self._lock = threading.Lock()
 
     def compiled(self, program: GraphProgram) -> CompiledGraph:
-        """Return a compiled program, from the cache if possible.
-
-        Raises:
-            ResourceExhaustedError: As for `compile_graph`.
-            InvalidArgumentError: As for `compile_graph`.
-        """
+        """Return a compiled program, from the cache if possible; raise as `compile_graph`."""
         check_size(program)
         key = digest(program)
         with self._lock:
@@ -275,16 +260,7 @@ _DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 def check_division(
     operation: Operation, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> None:
-    """Check an integer division for overflow.
-
-    Args:
-        operation: The operation, of any kind.
-        arguments: Its positional arguments.
-        keywords: Its keyword arguments.
-
-    Raises:
-        OverflowError: The smallest number of the integers' dtype is divided by -1.
-    """
+    """Check an integer division for overflow."""
     if operation.name.split(".")[1].rstrip("_") not in _DIVIDING:
         return
     names = [parameter.name for parameter in operation.parameters]

@@ -45,11 +45,7 @@ class Arbiter(Protocol):
 
 
 class Deadline:
-    """The time at which a call has to have ended.
-
-    Args:
-        seconds: How long it is until then.
-    """
+    """The time at which a call has to have ended, in so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -88,20 +84,11 @@ class Register(Protocol):
 
 
 def text_of(view: View) -> str:
-    """Return a view as JSON."""
     return MessageToJson(view, preserving_proto_field_name=True)
 
 
 def view_of(text: str, where: str) -> View:
-    """Return the view that a text stands for.
-
-    Args:
-        text: What `text_of` has returned.
-        where: Where the text was found, for messages.
-
-    Raises:
-        DataLossError: It is no view.
-    """
+    """Return the view that `text_of` wrote; raise DataLossError if it is none."""
     try:
         view = Parse(text, View())
     except ParseError as error:
@@ -120,11 +107,7 @@ def _damaged(where: str, reason: str) -> DataLossError:
 
 
 def require_next(present: View | None, following: View) -> None:
-    """Check that a view has the epoch after that of the one it replaces.
-
-    Raises:
-        InternalError: It has not.
-    """
+    """Raise InternalError unless a view has the epoch after that of the one it replaces."""
     epoch = present.epoch if present is not None else 0
     if following.epoch != epoch + 1:
         raise InternalError(
@@ -156,23 +139,11 @@ class ThreadedArbiter:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="arbiter")
 
     async def read(self) -> View | None:
-        """Return the present view; None before there was one.
-
-        Raises:
-            UnavailableError: The register cannot be reached in time.
-            DataLossError: What it has is no view.
-        """
+        """As `Arbiter.read`; UnavailableError, too, if the register does not answer in time."""
         return await self._call(self._register.read)
 
     async def replace(self, present: View | None, following: View) -> bool:
-        """Replace the view that is expected to be the present one; return whether it was.
-
-        Raises:
-            UnavailableError: The register cannot be reached in time. The view may have been
-                replaced, or be replaced later.
-            DataLossError: What it has is no view.
-            InternalError: The view does not have the next epoch.
-        """
+        """As `Arbiter.replace`; raise InternalError if the view does not have the next epoch."""
         require_next(present, following)
         return await self._call(partial(self._register.replace, present, following))
 
@@ -192,6 +163,5 @@ class ThreadedArbiter:
         return working.result()
 
     async def close(self) -> None:
-        """Release what it holds; a repetition does nothing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._register.close()

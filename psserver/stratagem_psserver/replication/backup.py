@@ -19,7 +19,6 @@ from stratagem_proto.v1.replication_pb2 import (
     Beacon,
     FollowRequest,
     FollowResponse,
-    ImagePiece,
     Introduction,
     ReplicationStatus,
     StateDigest,
@@ -27,12 +26,18 @@ from stratagem_proto.v1.replication_pb2 import (
 )
 from stratagem_psserver.environment import Clock
 from stratagem_psserver.replication.backup_link import reason_of
-from stratagem_psserver.replication.exchange import BatchAssembler, Dialled, Pace, Peers, Together
+from stratagem_psserver.replication.exchange import (
+    BatchAssembler,
+    DialledChannel,
+    Pace,
+    Peers,
+    Race,
+)
 from stratagem_psserver.replication.standby import IncomingImage, ReplicaDisk, Standby
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
-Call: TypeAlias = Dialled[FollowRequest, FollowResponse]
+Call: TypeAlias = DialledChannel[FollowRequest, FollowResponse]
 
 # What somebody has to do something about: it was started otherwise, or has no room.
 _REFUSALS = (FailedPreconditionError, ResourceExhaustedError)
@@ -40,14 +45,6 @@ _REFUSALS = (FailedPreconditionError, ResourceExhaustedError)
 
 class Backup:
     """Follows one primary after the other.
-
-    Args:
-        introduction: Who it is.
-        settings: The settings of the server.
-        fresh_state: Returns a state to begin with.
-        peers: How it reaches a primary.
-        disk: What keeps the state on disk; None if nothing does.
-        clock: Returns the time in seconds.
 
     Attributes:
         standby: The state; None before there is an image.
@@ -79,9 +76,9 @@ class Backup:
         self._beacon = 0
         # Whether the state is that of the present call, and noted as complete on disk.
         self._has_image = self._is_noted = False
-        self._told_digest: StateDigest | None = None
+        self._sent_digest: StateDigest | None = None
         self._arrived, self._telling = asyncio.Event(), asyncio.Lock()
-        self._parts = Together()
+        self._parts = Race()
 
     async def until_free(self) -> None:
         """Wait until no former primary can answer clients any more."""
@@ -94,7 +91,6 @@ class Backup:
         return self._clock() - self.heard >= self._settings.failover_seconds
 
     def fill(self, status: ReplicationStatus) -> None:
-        """Fill in what a backup knows of its primary."""
         status.trouble = self.trouble
         status.silent_seconds = self._clock() - self.heard
         if self.standby is not None:
@@ -117,7 +113,7 @@ class Backup:
     async def _converse(self, call: Call, view: View) -> None:
         # Until a host that is gone, or a name, is found to lead nowhere, this may take long.
         await call.send(FollowRequest(introduction=self._introduction))
-        await Together().run(self._listen(call, view), self._tell(call))
+        await Race().run(self._listen(call, view), self._acknowledge_arrivals(call))
 
     async def _listen(self, call: Call, view: View) -> None:
         while True:
@@ -127,16 +123,43 @@ class Backup:
                     self._hear(message.beacon, view)
                     await self._acknowledge(call)
                 case "image":
-                    self._begin_image()
-                case "piece":
-                    self._add_piece(message.piece)
+                    self._drop_incoming()
+                    # Nobody relies on it any more; see `Primary`.
+                    self.discard()
+                    self._incoming = IncomingImage(self._disk.clear() if self._disk else None)
+                case "piece" if self._incoming is not None:
+                    self._incoming.add(message.piece)
+                    if message.piece.is_last:
+                        self._begin_standby(self._incoming)
                 case "batch":
                     self._add_batch(message.batch)
                 case "handed_over":
                     self.may_lead = True
                     return
 
-    async def _tell(self, call: Call) -> None:
+    def _hear(self, beacon: Beacon, view: View) -> None:
+        if beacon.view.epoch < view.epoch:
+            raise UnavailableError("it does not know yet that it is the primary")
+        self.heard, self._beacon, self.trouble = self._clock(), beacon.number, ""
+        self.view = beacon.view
+
+    def _add_batch(self, piece: BatchPiece) -> None:
+        arrivals = self._assembler.add(piece)
+        if self.standby is not None and arrivals:
+            self.standby.require_sound()
+            self.standby.add(arrivals)
+            self._arrived.set()
+
+    def _begin_standby(self, incoming: IncomingImage) -> None:
+        """Load an image all of which has come; records behind it come meanwhile."""
+        image, state = incoming.read(self._settings.task), self._fresh_state()
+        disk, speed = self._disk, self._introduction.bytes_per_second
+        pace = Pace(speed, self._clock) if speed else None
+        self.standby = Standby(state, image, disk.begin(state) if disk else None, pace)
+        self._has_image, self._is_noted = True, False
+        self._arrived.set()
+
+    async def _acknowledge_arrivals(self, call: Call) -> None:
         """Acknowledge records as soon as they are where they have to be, behind a loaded image."""
         while True:
             await self._arrived.wait()
@@ -145,19 +168,17 @@ class Backup:
             if standby is None:
                 continue
             await standby.ready()
-            if standby is self.standby:
-                standby.require_sound()
-                self._drop_incoming()
-                await self._acknowledge_kept(call, standby)
-
-    async def _acknowledge_kept(self, call: Call, standby: Standby) -> None:
-        try:
-            await standby.kept(standby.position)
-        except UnavailableError:
-            if standby is self.standby:
-                raise
-        else:
-            await self._acknowledge(call)
+            if standby is not self.standby:
+                continue
+            standby.require_sound()
+            self._drop_incoming()
+            try:
+                await standby.kept(standby.position)
+            except UnavailableError:
+                if standby is self.standby:
+                    raise
+            else:
+                await self._acknowledge(call)
 
     async def _watch(self) -> None:
         began, patience = self._clock(), self._settings.failover_seconds
@@ -171,62 +192,19 @@ class Backup:
             LOG.warning("does not follow", task=self._settings.label, why=trouble)
         self.trouble = trouble
 
-    def _hear(self, beacon: Beacon, view: View) -> None:
-        if beacon.view.epoch < view.epoch:
-            raise UnavailableError("it does not know yet that it is the primary")
-        self.heard, self._beacon, self.trouble = self._clock(), beacon.number, ""
-        self.view = beacon.view
-
-    def _begin_image(self) -> None:
-        self._drop_incoming()
-        # Nobody relies on it any more; see `Primary`.
-        self.discard()
-        self._incoming = IncomingImage(self._disk.clear() if self._disk else None)
-
-    def _add_piece(self, piece: ImagePiece) -> None:
-        incoming = self._incoming
-        if incoming is None:
-            return
-        incoming.add(piece)
-        if piece.is_last:
-            self._begin_standby(incoming)
-            self._has_image, self._is_noted = True, False
-            self._arrived.set()
-
-    def _begin_standby(self, incoming: IncomingImage) -> None:
-        """Load an image all of which has come; records behind it come meanwhile."""
-        image, state = incoming.read(self._settings.task), self._fresh_state()
-        disk, speed = self._disk, self._introduction.bytes_per_second
-        pace = Pace(speed, self._clock) if speed else None
-        self.standby = Standby(state, image, disk.begin(state) if disk else None, pace)
-
-    def _add_batch(self, piece: BatchPiece) -> None:
-        arrivals = self._assembler.add(piece)
-        if self.standby is not None and arrivals:
-            self.standby.require_sound()
-            self.standby.add(arrivals)
-            self._arrived.set()
-
     async def _acknowledge(self, call: Call) -> None:
         told, standby = Acknowledgement(beacon=self._beacon), self.standby
         if self._has_image and standby is not None and standby.is_complete and standby.has_room:
-            self._note_state()
+            if self._disk is not None and not self._is_noted:
+                # What is on disk is a state to go on from, and that of this replica.
+                self._disk.folder.belong(self._introduction.replica)
+            self._is_noted = True
             told.position = standby.kept_position
-            self._tell_digest(told, standby)
+            if standby.digest is not None and standby.digest is not self._sent_digest:
+                told.digest.CopyFrom(standby.digest)
+                self._sent_digest = standby.digest
         async with self._telling:
             await call.send(FollowRequest(acknowledgement=told))
-
-    def _tell_digest(self, told: Acknowledgement, standby: Standby) -> None:
-        """Add the digest of the state at the last mark, once."""
-        if standby.digest is not None and standby.digest is not self._told_digest:
-            told.digest.CopyFrom(standby.digest)
-            self._told_digest = standby.digest
-
-    def _note_state(self) -> None:
-        """Note that what is on disk is a state to go on from, and that of this replica."""
-        if self._disk is not None and not self._is_noted:
-            self._disk.belong(self._introduction.replica)
-        self._is_noted = True
 
     def _drop_unloaded(self) -> None:
         """Drop what has come of an image, if it is not loaded."""
@@ -247,7 +225,6 @@ class Backup:
         self._parts.end()
 
     def discard(self) -> None:
-        """Forget the state."""
         if self.standby is not None:
             self.standby.discard()
         self.standby = None

@@ -25,7 +25,7 @@ from stratagem_psserver.replication.exchange import (
     Channel,
     Lease,
     Pace,
-    Together,
+    Race,
     Window,
     batch_messages,
 )
@@ -46,14 +46,6 @@ _BEACONS = 4
 class BackupLink:
     """Sends records to a backup in their order, and notes what it acknowledges.
 
-    Args:
-        replica: The backup.
-        channel: The call.
-        view: Returns the view in which the primary serves.
-        seconds: How long the primary may answer after it has sent a beacon that came back.
-        clock: Returns the time in seconds.
-        on_progress: Called after each acknowledgement.
-
     Attributes:
         acknowledged: The position up to which the backup has all records; -1 before it has the
             image.
@@ -67,29 +59,28 @@ class BackupLink:
         replica: Replica,
         channel: Channel[FollowResponse, FollowRequest],
         view: Callable[[], View],
-        seconds: float,
+        lease_seconds: float,
         clock: Clock,
         on_progress: Callable[[], None],
     ) -> None:
         self.replica, self.takes_over = replica, False
         self.pace = Pace(0, clock)
         self.acknowledged = -1
-        self.lease = Lease(seconds, clock())
+        self.lease = Lease(lease_seconds, clock())
         # The last digest of its state that the backup has told.
         self._digest, self._digested = StateDigest(), asyncio.Event()
         self._is_over = False
         self._channel, self._view = channel, view
-        self._seconds, self._clock = seconds, clock
+        self._lease_seconds, self._clock = lease_seconds, clock
         self._on_progress = on_progress
         self._queue: deque[tuple[int, Entry]] = deque()
         self._queued_bytes, self._window = 0, Window()
         self._filled = asyncio.Event()
         # Beacons go between the pieces of what takes long.
         self._sending, self._due = asyncio.Lock(), Alarm()
-        self._parts = Together()
+        self._parts = Race()
 
     def add(self, position: int, entry: Entry) -> None:
-        """Send a record behind all others."""
         self._queue.append((position, entry))
         self._queued_bytes += entry.nbytes
         self._filled.set()
@@ -105,14 +96,7 @@ class BackupLink:
             self._take()
 
     async def run(self, records: Coroutine[Any, Any, None]) -> None:
-        """Send beacons and records, and note acknowledgements, until the call ends.
-
-        Args:
-            records: Sends an image, and then records for ever.
-
-        Raises:
-            StratagemError: What has ended the call.
-        """
+        """Send beacons and `records`, and note acknowledgements; raise what ends the call."""
         await self._parts.run(self._beat(), self._receive(), records)
 
     async def send_image(self, messages: Iterator[FollowResponse]) -> None:
@@ -128,7 +112,6 @@ class BackupLink:
             await asyncio.sleep(min(left, _GLANCE_SECONDS))
 
     async def send_needed(self, records: Iterable[tuple[int, Entry]]) -> None:
-        """Send records that an image needs besides."""
         for position, entry in records:
             await self._send_batch(position, [entry])
 
@@ -177,10 +160,9 @@ class BackupLink:
             if self.lease.may_send(self._clock()):
                 number = self.lease.send(self._clock())
                 await self._send(FollowResponse(beacon=Beacon(number=number, view=self._view())))
-            await self._due.wait(self._seconds / _BEACONS)
+            await self._due.wait(self._lease_seconds / _BEACONS)
 
     def beat(self) -> None:
-        """Send the next beacon at once."""
         self._due.set()
 
     async def _receive(self) -> None:
@@ -228,5 +210,4 @@ async def _made(messages: Iterator[FollowResponse]) -> FollowResponse | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a call has ended, for people."""
     return error.message if isinstance(error, StratagemError) else repr(error)

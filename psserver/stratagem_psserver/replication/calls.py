@@ -14,7 +14,6 @@ from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
     FollowRequest,
     FollowResponse,
-    Introduction,
 )
 from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
@@ -60,12 +59,6 @@ async def asked(
 ) -> Received:
     """Return what a server answers to one request, and close the channel to it.
 
-    Args:
-        channel: The channel.
-        token: The secret of the cluster.
-        question: The request, into which the proof is written.
-        seconds: The longest wait, once the server has proved itself as well.
-
     Raises:
         grpc.RpcError: It refuses, does not prove itself, or does not answer in time.
     """
@@ -78,15 +71,7 @@ async def asked(
 
 
 class IncomingCall(Generic[Sent, Received]):
-    """The end of whoever was called.
-
-    Args:
-        requests: The messages of the caller.
-        context: The call.
-        received: What they are.
-        caller: Who has called, for messages.
-        admit: Called with the first message; raises if the caller may not call.
-    """
+    """The end of whoever was called; `admit` refuses a first message whose caller may not call."""
 
     def __init__(
         self,
@@ -101,14 +86,12 @@ class IncomingCall(Generic[Sent, Received]):
         self._admit: Callable[[Received], Awaitable[None]] | None = admit
 
     async def send(self, message: Sent) -> None:
-        """Send a message; raise as `Channel.send`."""
         try:
             await self._context.write(message.SerializeToString())
         except (grpc.RpcError, grpc.aio.BaseError) as error:
             raise UnavailableError(f"the connection of {self._caller} is lost") from error
 
     async def receive(self) -> Received:
-        """Return the next message; raise as `Channel.receive`."""
         try:
             message = self._received.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
@@ -120,11 +103,7 @@ class IncomingCall(Generic[Sent, Received]):
 
 
 class GrpcPeers:
-    """Reaches other replicas by gRPC.
-
-    Args:
-        settings: Those of the replica that calls.
-    """
+    """Reaches other replicas by gRPC; see `Peers`."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._token, self._asking = settings.token, handshake_of(settings)
@@ -134,14 +113,12 @@ class GrpcPeers:
         self._certificates = settings.certificates
 
     def call(self, address: str) -> OutgoingCall:
-        """Call the primary at an address."""
         return OutgoingCall(address, self._channel(address, CHANNEL_OPTIONS), self._token)
 
     def _channel(self, address: str, options: Options) -> grpc.aio.Channel:
         return open_aio_channel(address, options, self._expected, self._certificates)
 
     async def instance_at(self, address: str) -> bytes:
-        """Return the instance of the replica at an address; empty if none answers."""
         request, path = GetStatusRequest(asking=self._asking), f"/{STATUS_SERVICE}/GetStatus"
         question = Question(path, request, GetStatusResponse)
         try:
@@ -153,13 +130,7 @@ class GrpcPeers:
 
 
 class OutgoingCall:
-    """The backup's end of a call.
-
-    Args:
-        address: The "host:port" of the primary.
-        channel: A channel to it, which the end of the call closes.
-        token: The secret of the cluster.
-    """
+    """The backup's end of a call."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, token: str) -> None:
         self._peer, self._token = f"the primary at {address}", token
@@ -169,22 +140,18 @@ class OutgoingCall:
         self._call = method()
 
     async def send(self, message: FollowRequest) -> None:
-        """Send a message; raise as `Channel.send`. An introduction is sent with a proof."""
+        """Send a message; an introduction is sent with a proof."""
         try:
             if message.HasField("introduction"):
-                await self._prove(message.introduction)
+                asking = message.introduction.asking
+                await prove(self._channel, self._token, FOLLOW, asking, _PROVING_SECONDS)
             await self._call.write(message.SerializeToString())
         except grpc.RpcError as error:
             raise from_rpc_error(error, self._peer, FOLLOW) from error
         except grpc.aio.UsageError as error:
             raise UnavailableError(f"{self._peer} has ended the call") from error
 
-    async def _prove(self, introduction: Introduction) -> None:
-        asking = introduction.asking
-        await prove(self._channel, self._token, FOLLOW, asking, _PROVING_SECONDS)
-
     async def receive(self) -> FollowResponse:
-        """Return the next message; raise as `Channel.receive`."""
         try:
             data = await self._call.read()
         except grpc.RpcError as error:
@@ -194,6 +161,5 @@ class OutgoingCall:
         return FollowResponse.FromString(data)
 
     async def close(self) -> None:
-        """End the call; a repetition does nothing."""
         self._call.cancel()
         await self._channel.close()

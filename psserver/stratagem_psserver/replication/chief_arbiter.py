@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import TypeAlias
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -20,21 +20,17 @@ from stratagem_proto.v1.arbitration_pb2 import (
 from stratagem_proto.v1.replication_pb2 import Replica, View
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.replication.arbiter import require_next
+from stratagem_psserver.replication.exchange import Channel
 from stratagem_psserver.settings import ServerSettings
 
 
 def chief_name(introduction: ChiefIntroduction) -> str:
-    """Return what a chief is called in messages, which tell two programs apart."""
     task, number = introduction.asking.task, introduction.chief.hex()[:8]
     return f"/job:{task.job}/task:{task.index} (chief {number})"
 
 
 def require_memory(settings: ServerSettings) -> None:
-    """Check that no replica comes back with a state of views that nobody knows any more.
-
-    Raises:
-        InvalidArgumentError: It would, from its disk.
-    """
+    """Refuse replicas whose state outlives on disk what a chief knows of views."""
     if settings.durability != "none":
         raise InvalidArgumentError(
             "--arbiter chief keeps in the chief's memory which replica serves, but the replicas of "
@@ -45,12 +41,7 @@ def require_memory(settings: ServerSettings) -> None:
 
 
 def require_chief(introduction: ChiefIntroduction, settings: ServerSettings) -> None:
-    """Check that whoever calls may decide which replica of a task serves.
-
-    Raises:
-        InvalidArgumentError: It does not say who it is.
-        FailedPreconditionError: It is not of a cluster with these replicas.
-    """
+    """Check that whoever calls may decide which replica of a task serves."""
     name = chief_name(introduction)
     if len(introduction.chief) != SESSION_ID_BYTES:
         raise InvalidArgumentError(f"{name} has no number of {SESSION_ID_BYTES} bytes")
@@ -116,34 +107,24 @@ class Pledge:
             self.known = view
 
     def report(self, replica: Replica, inquiry: int = 0) -> Report:
-        """Return what the chief has to know before it decides.
-
-        Args:
-            replica: The state that the process has at present.
-            inquiry: The number of the inquiry that this answers; 0 for none.
-        """
+        """Return what the chief has to know before it decides."""
         wanted = self._wanted.values()
         return Report(
             inquiry=inquiry, replica=replica, known=self.known, wanted=wanted, term=self._term
         )
 
 
-class ChiefCall(Protocol):
-    """The replica's end of a call."""
-
-    async def send(self, message: ArbitrateResponse) -> None:
-        """Send a message behind all others; raise UnavailableError if the chief is gone."""
-
-    async def receive(self) -> ArbitrateRequest:
-        """Return the next message; raise UnavailableError if the chief is gone."""
+ChiefCall: TypeAlias = Channel[ArbitrateResponse, ArbitrateRequest]
+"""The replica's end of a call."""
 
 
-class Office:
+class ChiefConnection:
     """What a chief that has called is asked, and who waits for its answers.
 
     Attributes:
         name: The chief, as messages call it.
         delay: Why it does not answer, if it has said so.
+        has_ended: Whether the call is to end.
     """
 
     def __init__(self, name: str) -> None:
@@ -151,32 +132,25 @@ class Office:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         # A question that is given up must not leave half a message behind.
         self._messages: asyncio.Queue[ArbitrateResponse] = asyncio.Queue()
-        self._has_ended = asyncio.Event()
+        self.has_ended = asyncio.Event()
 
     def post(self, message: ArbitrateResponse) -> None:
-        """Have a message sent behind all others."""
         self._messages.put_nowait(message)
 
     async def send_all(self, call: ChiefCall) -> None:
-        """Send what is posted; raise UnavailableError when the chief is gone."""
         while True:
             await call.send(await self._messages.get())
 
-    async def until_end(self) -> None:
-        """Wait until the call is to end."""
-        await self._has_ended.wait()
-
-    def expect(self, number: int) -> asyncio.Future[Answer]:
-        """Return what will have the answer to a question."""
-        self._answers[number] = answering = asyncio.get_running_loop().create_future()
-        return answering
-
-    def forget(self, number: int) -> None:
-        """Wait for the answer no more."""
-        self._answers.pop(number, None)
+    async def ask(self, question: Question) -> Answer:
+        answering: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[question.number] = answering
+        self.post(ArbitrateResponse(question=question))
+        try:
+            return await answering
+        finally:
+            self._answers.pop(question.number, None)
 
     def answer(self, answer: Answer) -> None:
-        """Pass an answer to whoever waits for it."""
         self.delay = ""
         answering = self._answers.get(answer.number)
         if answering is not None and not answering.done():
@@ -184,7 +158,7 @@ class Office:
 
     def end(self) -> None:
         """End the call, and tell those who wait; a repetition does nothing."""
-        self._has_ended.set()
+        self.has_ended.set()
         for answering in self._answers.values():
             if not answering.done():
                 answering.set_exception(
@@ -193,41 +167,23 @@ class Office:
 
 
 class ChiefArbiter:
-    """Asks the chief that has called.
-
-    Args:
-        settings: Those of a replica of the task.
-        seconds: After so many seconds a call has ended, whatever the chief does.
-
-    Raises:
-        InvalidArgumentError: The replicas keep their state longer than a chief keeps views.
-    """
+    """Asks the chief that has called."""
 
     def __init__(self, settings: ServerSettings, seconds: float = 1.0) -> None:
         require_memory(settings)
         self._settings, self._seconds = settings, seconds
         self._pledge = Pledge()
-        self._office: Office | None = None
+        self._chief: ChiefConnection | None = None
         self._has_come = asyncio.Event()
         self._is_closed = False
 
     async def read(self) -> View | None:
-        """Return the present view; None before there was one.
-
-        Raises:
-            UnavailableError: No chief answers in time.
-        """
+        """As `Arbiter.read`."""
         answer = await self._in_time()
         return answer.view if answer.HasField("view") else None
 
     async def replace(self, present: View | None, following: View) -> bool:
-        """Replace the view that is expected to be the present one; return whether it was.
-
-        Raises:
-            UnavailableError: No chief answers in time. The view may have been replaced, or be
-                replaced later.
-            InternalError: The view does not have the next epoch.
-        """
+        """As `Arbiter.replace`; raise InternalError if the view does not have the next epoch."""
         require_next(present, following)
         return (await self._in_time(present, following)).replaced
 
@@ -237,31 +193,24 @@ class ChiefArbiter:
             await asyncio.wait([asking], timeout=self._seconds)
             if asking.done():
                 return asking.result()
-            raise UnavailableError(self._reason())
         finally:
             asking.cancel()
-
-    async def _ask(self, present: View | None, following: View | None) -> Answer:
-        while (office := self._office) is None:
-            await self._has_come.wait()
-        question = self._pledge.ask(present, following)
-        answering = office.expect(question.number)
-        office.post(ArbitrateResponse(question=question))
-        try:
-            return await answering
-        finally:
-            office.forget(question.number)
-
-    def _reason(self) -> str:
-        label = self._settings.label
-        if self._office is None:
-            return (
+        label, chief = self._settings.label, self._chief
+        if chief is None:
+            raise UnavailableError(
                 f"no chief has called {label}, whose replicas leave it to the chief which of them "
                 "serves; start the program of the chief, with the addresses of all replicas of "
                 f"{label} in its cluster"
             )
-        reason = self._office.delay or "see that it is not suspended"
-        return f"{self._office.name} has not answered {label} within {self._seconds:g} s: {reason}"
+        reason = chief.delay or "see that it is not suspended"
+        raise UnavailableError(
+            f"{chief.name} has not answered {label} within {self._seconds:g} s: {reason}"
+        )
+
+    async def _ask(self, present: View | None, following: View | None) -> Answer:
+        while (chief := self._chief) is None:
+            await self._has_come.wait()
+        return await chief.ask(self._pledge.ask(present, following))
 
     async def serve(self, call: ChiefCall, replica: Callable[[], Replica]) -> None:
         """Be called by a chief, until one of the two ends it.
@@ -276,25 +225,29 @@ class ChiefArbiter:
         """
         introduction = (await call.receive()).introduction
         require_chief(introduction, self._settings)
-        office = self._enter(introduction)
-        office.post(ArbitrateResponse(report=self._pledge.report(replica())))
-        listening = asyncio.ensure_future(self._listen(office, call, replica))
-        others = [
-            asyncio.ensure_future(part) for part in (office.send_all(call), office.until_end())
+        chief = self._enter(introduction)
+        chief.post(ArbitrateResponse(report=self._pledge.report(replica())))
+        parts = [
+            asyncio.ensure_future(part)
+            for part in (
+                self._listen(chief, call, replica),
+                chief.send_all(call),
+                chief.has_ended.wait(),
+            )
         ]
         try:
-            await asyncio.wait([listening, *others], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._leave(office)
-            for part in (listening, *others):
+            self._leave(chief)
+            for part in parts:
                 part.cancel()
-            outcomes = await asyncio.gather(listening, *others, return_exceptions=True)
+            outcomes = await asyncio.gather(*parts, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, UnavailableError):
                 raise outcome
 
-    def _enter(self, introduction: ChiefIntroduction) -> Office:
-        present, label = self._office, self._settings.label
+    def _enter(self, introduction: ChiefIntroduction) -> ChiefConnection:
+        present, label = self._chief, self._settings.label
         if self._is_closed:
             raise UnavailableError(f"{label} is shutting down")
         if present is not None and introduction.chief != self._pledge.chief:
@@ -306,43 +259,37 @@ class ChiefArbiter:
             # It calls again because its former call has broken off.
             self._leave(present)
         self._pledge.take(introduction.chief)
-        self._office = office = Office(chief_name(introduction))
+        self._chief = chief = ChiefConnection(chief_name(introduction))
         self._has_come.set()
-        return office
+        return chief
 
-    def _leave(self, office: Office) -> None:
-        office.end()
-        if self._office is office:
-            self._office = None
+    def _leave(self, chief: ChiefConnection) -> None:
+        chief.end()
+        if self._chief is chief:
+            self._chief = None
             self._has_come.clear()
 
     async def _listen(
-        self, office: Office, call: ChiefCall, replica: Callable[[], Replica]
+        self, chief: ChiefConnection, call: ChiefCall, replica: Callable[[], Replica]
     ) -> None:
         while True:
             message = await call.receive()
             # A call that another one has taken the place of is believed no more.
-            if self._office is not office:
+            if self._chief is not chief:
                 return
-            self._hear(office, message, replica)
-
-    def _hear(
-        self, office: Office, message: ArbitrateRequest, replica: Callable[[], Replica]
-    ) -> None:
-        match message.WhichOneof("kind"):
-            case "inquiry":
-                report = self._pledge.report(replica(), message.inquiry.number)
-                office.post(ArbitrateResponse(report=report))
-            case "admission":
-                self._pledge.admit(message.admission.term)
-            case "delay":
-                office.delay = message.delay.reason
-            case "answer":
-                self._pledge.hear(message.answer)
-                office.answer(message.answer)
+            match message.WhichOneof("kind"):
+                case "inquiry":
+                    report = self._pledge.report(replica(), message.inquiry.number)
+                    chief.post(ArbitrateResponse(report=report))
+                case "admission":
+                    self._pledge.admit(message.admission.term)
+                case "delay":
+                    chief.delay = message.delay.reason
+                case "answer":
+                    self._pledge.hear(message.answer)
+                    chief.answer(message.answer)
 
     async def close(self) -> None:
-        """End the call of the chief; a repetition does nothing."""
         self._is_closed = True
-        if self._office is not None:
-            self._leave(self._office)
+        if self._chief is not None:
+            self._leave(self._chief)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stratagem_proto.errors import DataLossError
@@ -36,21 +35,13 @@ class Channel(Protocol[Sent, Received]):
     """One end of a call by which a backup follows its primary."""
 
     async def send(self, message: Sent) -> None:
-        """Send a message behind all others.
-
-        Raises:
-            UnavailableError: The other end is gone.
-        """
+        """Send a message behind all others; raise UnavailableError if the other end is gone."""
 
     async def receive(self) -> Received:
-        """Return the next message.
-
-        Raises:
-            UnavailableError: The other end is gone, or has ended the call.
-        """
+        """Return the next message; raise UnavailableError if there is none any more."""
 
 
-class Dialled(Channel[Sent, Received], Protocol[Sent, Received]):
+class DialledChannel(Channel[Sent, Received], Protocol[Sent, Received]):
     """The end of whoever has called."""
 
     async def close(self) -> None:
@@ -60,25 +51,21 @@ class Dialled(Channel[Sent, Received], Protocol[Sent, Received]):
 class Peers(Protocol):
     """How a replica reaches the others of its task."""
 
-    def call(self, address: str) -> Dialled[FollowRequest, FollowResponse]:
+    def call(self, address: str) -> DialledChannel[FollowRequest, FollowResponse]:
         """Call the primary at an address."""
 
     async def instance_at(self, address: str) -> bytes:
         """Return the instance of the replica at an address; empty if none answers."""
 
 
-class Together:
+class Race:
     """Runs coroutines until one of them ends, or all are to."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Future[None]] = []
 
     async def run(self, *parts: Coroutine[Any, Any, None]) -> None:
-        """Run them; cancel the others when one ends.
-
-        Raises:
-            Exception: What has ended the first.
-        """
+        """Run them; cancel the others when one ends, and raise what has ended it."""
         self._tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +77,6 @@ class Together:
                 raise outcome
 
     def end(self) -> None:
-        """Cancel all of them; a repetition does nothing."""
         for task in self._tasks:
             task.cancel()
 
@@ -172,12 +158,7 @@ _MADE_UP_SECONDS = 0.5
 
 
 class Pace:
-    """Keeps to so many bytes in a second.
-
-    Args:
-        bytes_per_second: The most of them; 0 for as many as possible.
-        clock: Returns the time in seconds.
-    """
+    """Keeps to so many bytes in a second; 0 are as many as possible."""
 
     def __init__(self, bytes_per_second: int, clock: Clock) -> None:
         self._bytes_per_second, self._clock = bytes_per_second, clock
@@ -211,23 +192,16 @@ class Window:
         return self._nbytes < _WINDOW_BYTES
 
     def send(self, last: int, nbytes: int) -> None:
-        """Note that records up to a position are sent."""
         self._sent.append((last, nbytes))
         self._nbytes += nbytes
 
     def acknowledge(self, position: int) -> None:
-        """Note that the backup has all records up to a position."""
         while self._sent and self._sent[0][0] <= position:
             self._nbytes -= self._sent.popleft()[1]
 
 
 def batch_messages(first: int, entries: list[Entry]) -> Iterator[FollowResponse]:
-    """Yield the messages that carry consecutive records.
-
-    Args:
-        first: The position of the first one.
-        entries: The records.
-    """
+    """Yield the messages that carry consecutive records, of which the first has a position."""
     data = memoryview(b"".join(encode_batch(first, entries)))
     for begin in range(0, len(data), CHUNK_BYTES):
         piece = bytes(data[begin : begin + CHUNK_BYTES])
@@ -236,12 +210,7 @@ def batch_messages(first: int, entries: list[Entry]) -> Iterator[FollowResponse]
 
 
 class Arrival(NamedTuple):
-    """A record that has come.
-
-    Attributes:
-        entry: It as bytes.
-        record: It decoded.
-    """
+    """A record that has come: as bytes, and decoded."""
 
     entry: Entry
     record: Record
@@ -254,11 +223,7 @@ class BatchAssembler:
         self._pieces: list[bytes] = []
 
     def add(self, piece: BatchPiece) -> list[Arrival]:
-        """Return the records of the batch that a piece completes; none if it completes none.
-
-        Raises:
-            DataLossError: The batch is damaged.
-        """
+        """Return the records of the batch that a piece completes; DataLossError if damaged."""
         self._pieces.append(piece.data)
         if not piece.is_last:
             return []
@@ -268,54 +233,18 @@ class BatchAssembler:
         entries = decode_contents(header, data[HEADER_BYTES:]) if header else None
         if header is None or entries is None:
             raise DataLossError("a batch of records was damaged on its way; it is asked for again")
-        return [_arrival(*each) for each in enumerate(entries, header.first)]
-
-
-def _arrival(position: int, entry: Entry) -> Arrival:
-    message = LogRecord.FromString(entry.message)
-    return Arrival(entry, Record(position, message, memoryview(entry.tensors)))
+        arrivals = []
+        for position, entry in enumerate(entries, header.first):
+            message = LogRecord.FromString(entry.message)
+            arrivals.append(Arrival(entry, Record(position, message, memoryview(entry.tensors))))
+        return arrivals
 
 
 def image_messages(
     files: Iterable[tuple[str, memoryview]], begin: ImageBegin
 ) -> Iterator[FollowResponse]:
-    """Yield the messages that carry the files of an image.
-
-    Args:
-        files: Its files in pieces, each with the path of its file; one file after the other.
-        begin: What is told before them.
-    """
+    """Yield the messages that carry the files of an image."""
     yield FollowResponse(image=begin)
     for path, piece in files:
         yield FollowResponse(piece=ImagePiece(path=path, data=bytes(piece)))
     yield FollowResponse(piece=ImagePiece(is_last=True))
-
-
-class ImageFiles:
-    """Writes the files of an image from their pieces.
-
-    Args:
-        folder: Where to, an empty folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def add(self, pieces: Iterable[ImagePiece]) -> None:
-        """Append pieces to their files.
-
-        Raises:
-            DataLossError: A path leads out of the folder.
-        """
-        for piece in pieces:
-            if piece.path:
-                with self._path(piece.path).open("ab") as file:
-                    file.write(piece.data)
-
-    def _path(self, name: str) -> Path:
-        parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise DataLossError(f"an image has no file {name!r}")
-        path = self._folder.joinpath(*parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path

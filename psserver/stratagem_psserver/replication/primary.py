@@ -42,35 +42,19 @@ _CONFIRM_SECONDS = 5.0
 
 
 class Leadership:
-    """What a primary knows of its view, which only the arbiter changes.
-
-    Args:
-        me: The replica.
-        view: The view in which it is the primary.
-        arbiter: Who decides about views.
-        label: The task, for messages.
-        clock: Returns the time in seconds.
+    """The view of a primary, which only the arbiter replaces.
 
     Attributes:
         view: The present view.
+        until: When to ask no more: a replica that leaves need not know for ever.
     """
 
     def __init__(
         self, me: Replica, view: View, arbiter: Arbiter, label: str, clock: Callable[[], float]
     ) -> None:
-        self.view = view
+        self.view, self.until = view, math.inf
         self._me, self._arbiter, self._label, self._clock = me, arbiter, label, clock
-        self._until = math.inf
         self._confirm_at = clock() + _CONFIRM_SECONDS
-
-    @property
-    def has_backup(self) -> bool:
-        """Whether the view names a backup."""
-        return self.view.HasField("backup")
-
-    def end_within(self, seconds: float) -> None:
-        """Ask no longer than that: a replica that leaves need not know for ever."""
-        self._until = self._clock() + seconds
 
     async def propose(self, following: View, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Ask for a view until there is an answer; return whether it is known to be granted.
@@ -81,22 +65,19 @@ class Leadership:
         """
         while True:
             try:
-                return await self._is_granted(following)
+                granted = await self._arbiter.replace(self.view, following)
+                # An earlier attempt may have been granted, and only the answer was lost.
+                if granted or await self._arbiter.read() == following:
+                    self.view = following
+                    return True
+                return False
             except UnavailableError as error:
                 LOG.warning("the arbiter does not answer", task=self._label, why=error.message)
-            if self._clock() >= self._until:
+            if self._clock() >= self.until:
                 return False
             await asyncio.sleep(_RETRY_SECONDS)
             if not is_wanted():
                 return False
-
-    async def _is_granted(self, following: View) -> bool:
-        granted = await self._arbiter.replace(self.view, following)
-        # An earlier attempt may have been granted, and only the answer was lost.
-        if granted or await self._arbiter.read() == following:
-            self.view = following
-            return True
-        return False
 
     async def confirm(self) -> bool:
         """Ask now and then whether the replica still leads; return False if it does not."""
@@ -109,32 +90,22 @@ class Leadership:
         return True
 
 
-_IMAGE_RETRY_SECONDS = 0.1
-
-
 async def send_image(state: ServerState, log: ReplicatedLog, link: BackupLink) -> None:
     """Send an image to a backup that gets all further records, and what the image lacks.
 
     No disk has the image: to write and read it took 0.42 of the 1.41 s of a processor in which 250
     MB were sent.
-
-    Raises:
-        InvalidArgumentError: Images cannot contain a variable.
-        UnavailableError: The backup is gone.
     """
     moment, needed = await _moment_for(state, log)
     link.begin_after(moment.position)
     try:
         files = image_files(moment, state.settings.task)
-        await link.send_image(image_messages(files, _image_begin(moment)))
+        nbytes = sum(nbytes_of(content.tensor) for content in moment.snapshot.contents)
+        begin = ImageBegin(position=moment.position, nbytes=nbytes)
+        await link.send_image(image_messages(files, begin))
     finally:
         state.snapshots.close(moment.snapshot)
     await link.send_needed(needed)
-
-
-def _image_begin(moment: Moment) -> ImageBegin:
-    nbytes = sum(nbytes_of(content.tensor) for content in moment.snapshot.contents)
-    return ImageBegin(position=moment.position, nbytes=nbytes)
 
 
 async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, Sequence[Placed]]:
@@ -150,7 +121,7 @@ async def _moment_for(state: ServerState, log: ReplicatedLog) -> tuple[Moment, S
             if needed is not None:
                 return moment, needed
             state.snapshots.close(moment.snapshot)
-        await asyncio.sleep(_IMAGE_RETRY_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 # The part of `failover_seconds` for which a beacon allows answers; the rest is for clocks that run
@@ -174,14 +145,6 @@ _LEAVE_SECONDS = 3.0
 
 class Primary:
     """Leads a task from one view to the next, until the arbiter has another primary.
-
-    Args:
-        me: The replica.
-        view: The view in which it is the primary.
-        state: The state, whose log is set.
-        log: That log.
-        arbiter: Who decides about views.
-        obstacle: Returns why the task must not move at the moment; "" if nothing is against it.
 
     Attributes:
         trouble: Why there is no backup; "" if there is one.
@@ -213,12 +176,12 @@ class Primary:
         self._is_leaving = self._is_fenced = self._is_over = False
         self._verification = Verification(state, log)
         log.may_answer = self._may_answer
-        log.on_leap = self._leapt
+        # No record says what has changed, so that another image is sent.
+        log.on_leap = self._close_link
         self._log_if_needed()
 
     @property
     def view(self) -> View:
-        """The present view."""
         return self._leadership.view
 
     def _log_if_needed(self) -> None:
@@ -227,11 +190,10 @@ class Primary:
         Requests that have begun before are in the image for whoever comes.
         """
         changes, log = self._state.changes, self._log
-        # The arbiter may have granted a backup that was asked for, and that has left since.
-        has_backup = self._required is not None or self._leadership.has_backup
-        is_followed = self._link is not None or has_backup
-        # Of a primary whose time is over, whoever has not been answered yet is told so by its log.
-        is_needed = is_followed or self._is_over or log.disk is not None
+        # The arbiter may have granted a backup that was asked for, and that has left since. Of a
+        # primary whose time is over, whoever has not been answered yet is told so by its log.
+        has_backup = self._required is not None or self.view.HasField("backup")
+        is_needed = self._link is not None or has_backup or self._is_over or log.disk is not None
         if is_needed or not self._state.settings.is_movable:
             changes.log = log
         else:
@@ -245,7 +207,7 @@ class Primary:
             return False
         if required is None:
             # Nobody else can become the primary of a view without a backup.
-            return not self._leadership.has_backup
+            return not self.view.HasField("backup")
         return required.acknowledged >= position and required.lease.is_valid(self._clock())
 
     @property
@@ -270,34 +232,31 @@ class Primary:
         finally:
             self._is_over = True
             self._log_if_needed()
-            self._log.end(self._over())
+            why = (
+                f"{self._label} is served by another replica now; nothing of the request was "
+                "acknowledged, so repeat it there"
+            )
+            # Without a move, the request may be what has ended this primary for its backup.
+            is_movable = self._state.settings.is_movable
+            error = NotPrimaryError(why) if is_movable else UnavailableError(why)
+            if isinstance(error, NotPrimaryError) and not is_primary(self.view, self._me):
+                error.primary, error.epoch = self.view.primary.address, self.view.epoch
+            self._log.end(error)
             if self._link is not None:
                 self._link.close()
             self._has_ended.set()
-
-    def _over(self) -> UnavailableError:
-        why = (
-            f"{self._label} is served by another replica now; nothing of the request was "
-            "acknowledged, so repeat it there"
-        )
-        if not self._state.settings.is_movable:
-            # The request may be what has ended this primary for its backup.
-            return UnavailableError(why)
-        error = NotPrimaryError(why)
-        if not is_primary(self.view, self._me):
-            error.primary, error.epoch = self.view.primary.address, self.view.epoch
-        return error
 
     async def _adjust(self) -> bool:
         """Bring the view in line with whether the backup follows; return whether to go on."""
         if self._is_leaving:
             return await self._hand_over()
-        if self._leadership.has_backup and self._has_lost_backup():
+        if self.view.HasField("backup") and self._has_lost_backup():
             return await self._go_on_alone()
-        if self._moves:
+        link, required = self._link, self._required
+        if required is not None and required is link and required.takes_over:
             return await self._hand_over()
-        link = self._link
-        if link is not None and self._required is None and self._may_take_on(link):
+        may_take_on = link is not None and required is None and self._can_take_on(link)
+        if link is not None and may_take_on and not (link.takes_over and self._is_held_back()):
             return await self._take_on(link)
         self._verification.tend(self._required)
         return await self._leadership.confirm()
@@ -305,15 +264,9 @@ class Primary:
     async def leave(self) -> None:
         """Leave the task to the backup, if there is one that has everything; `run` then ends."""
         self._is_leaving = True
-        self._leadership.end_within(_LEAVE_SECONDS)
+        self._leadership.until = self._clock() + _LEAVE_SECONDS
         self._changed.set()
         await self._has_ended.wait()
-
-    @property
-    def _moves(self) -> bool:
-        """Whether the backup is there to take the task over at once."""
-        required = self._required
-        return required is not None and required is self._link and required.takes_over
 
     async def _hand_over(self) -> bool:
         required = self._required
@@ -343,8 +296,8 @@ class Primary:
         """Return whether a backup is still to take over.
 
         One that was heard of for the last time a while ago may have ended, and the task with it.
+        But when the primary leaves, only its backup has what clients were told.
         """
-        # Of a primary that leaves, nobody else has what the backup has.
         lives = required is self._link and required.lease.is_valid(self._clock())
         return self._is_leaving or lives
 
@@ -365,9 +318,6 @@ class Primary:
             self._awaited_until = now + self._patience * _ALONE_AFTER
         return now >= self._awaited_until
 
-    def _may_take_on(self, link: BackupLink) -> bool:
-        return self._can_take_on(link) and not (link.takes_over and self._is_held_back())
-
     def _can_take_on(self, link: BackupLink) -> bool:
         """Return whether a backup is close behind, and was heard of just now.
 
@@ -387,9 +337,7 @@ class Primary:
         )
         if not await self._leadership.propose(alone(self.view, self._me)):
             return False
-        self._required = None
-        self._log.progressed()
-        self._log_if_needed()
+        self._release_required()
         return True
 
     async def _take_on(self, link: BackupLink) -> bool:
@@ -397,9 +345,7 @@ class Primary:
         self._required = link
         # What was answered without it until now must be there, too, before it may take over.
         if not await self._acknowledges(link, self._log.position):
-            self._required = None
-            self._log.progressed()
-            self._log_if_needed()
+            self._release_required()
             return True
         if not await self._leadership.propose(with_backup(self.view, link.replica)):
             return False
@@ -409,6 +355,11 @@ class Primary:
         LOG.info("has a backup", task=self._label, backup=link.replica.address)
         self._log.progressed()
         return True
+
+    def _release_required(self) -> None:
+        self._required = None
+        self._log.progressed()
+        self._log_if_needed()
 
     async def _is_there(self, link: BackupLink) -> bool:
         """Return whether a backup answers now, and not only did so at its last beacon."""
@@ -440,13 +391,21 @@ class Primary:
             StratagemError: What has ended it.
         """
         replica, lease = other.replica, self._patience * _LEASE
-        self._require_place(replica)
+        present = self._link
+        if (
+            present is not None
+            and present.lease.is_valid(self._clock())
+            and present.replica.instance != replica.instance
+        ):
+            raise FailedPreconditionError(
+                f"the replica at {present.replica.address} follows {self._label} already; stop one "
+                "of the two"
+            )
         link = BackupLink(replica, channel, lambda: self.view, lease, self._clock, self._progressed)
         link.takes_over, link.pace = other.takes_over, Pace(other.bytes_per_second, self._clock)
-        if self._link is not None:
-            self._link.close()
+        self._close_link()
         self._link = link
-        self._log.followers = [link]
+        self._log.follower = link
         self._log_if_needed()
         self._changed.set()
         self.trouble = f"the replica at {replica.address} is catching up"
@@ -458,25 +417,16 @@ class Primary:
         finally:
             # Whoever waits for what the backup tells is to wait no more.
             link.close()
-            self._left(link)
+            if self._link is link:
+                self._link = None
+                self._log.follower = None
+                self._awaited_until = self._clock()
+                self._log_if_needed()
+            self._progressed()
 
-    def _require_place(self, replica: Replica) -> None:
-        link = self._link
-        if link is None or not link.lease.is_valid(self._clock()):
-            return
-        if link.replica.instance != replica.instance:
-            raise FailedPreconditionError(
-                f"the replica at {link.replica.address} follows {self._label} already; stop one of "
-                "the two"
-            )
-
-    def _left(self, link: BackupLink) -> None:
-        if self._link is link:
-            self._link = None
-            self._log.followers = []
-            self._awaited_until = self._clock()
-            self._log_if_needed()
-        self._progressed()
+    def _close_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
 
     def _progressed(self) -> None:
         self._log.progressed()
@@ -484,14 +434,9 @@ class Primary:
         if self._counts_progress or self._required is not self._link:
             self._changed.set()
 
-    def _leapt(self) -> None:
-        """Send another image, since no record says what has changed."""
-        if self._link is not None:
-            self._link.close()
-
     async def _send_all(self, link: BackupLink) -> None:
         # The backup drops what it has for the image, so nobody may rely on that any more.
-        while self._leadership.has_backup:
+        while self.view.HasField("backup"):
             await asyncio.sleep(self._glance)
         await send_image(self._state, self._log, link)
         await link.send_records()

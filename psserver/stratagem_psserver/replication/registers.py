@@ -20,7 +20,7 @@ from stratagem_proto.kubernetes_api import api_client
 from stratagem_proto.serving.settings import check_address
 from stratagem_proto.stores.local import sync_folder
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.persistence.folder import file_system_of
+from stratagem_psserver.persistence.folder import VOLATILE, file_system_of
 from stratagem_psserver.replication.arbiter import (
     Arbiter,
     Deadline,
@@ -40,8 +40,6 @@ _SHARED = {
 _FUSE = "fuse"
 # A disk of this host, in a format that the kernel does not know.
 _LOCAL_FUSE = "fuseblk"
-
-_VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 
 _POLL_SECONDS = 0.002
 
@@ -66,10 +64,6 @@ class FileRegister:
     Args:
         address: The folder. It is made if it is missing, but not the folder that it is in.
         settings: Those of a replica of the task.
-
-    Raises:
-        InvalidArgumentError: The folder cannot be used, other hosts may use it too, or it is in
-            memory and the replicas are on disk.
     """
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
@@ -83,12 +77,6 @@ class FileRegister:
         self._path = self._folder / f"{name}.json"
         self._lock = self._folder / f"{name}.lock"
         self.name = f"the arbiter of {settings.label} in {str(self._folder)!r}"
-        self._make()
-        _require_one_host(self._folder)
-        if settings.durability != "none":
-            _require_disk(self._folder)
-
-    def _make(self) -> None:
         try:
             self._folder.mkdir(exist_ok=True)
             sync_folder(self._folder.parent)
@@ -97,14 +85,9 @@ class FileRegister:
                 f"{self.name} cannot be used: {error.strerror}; make the folder that it is in, and "
                 "let this user write there"
             ) from error
+        _require_suitable(self._folder, is_durable=settings.durability != "none")
 
     def read(self, deadline: Deadline) -> View | None:
-        """Return the view that is on disk; None before there was one.
-
-        Raises:
-            UnavailableError: The disk fails.
-            DataLossError: The file is no view.
-        """
         view = self._read()
         with self._disk():
             # The process that has written it may have ended before it was on disk.
@@ -112,12 +95,6 @@ class FileRegister:
         return view
 
     def replace(self, present: View | None, following: View, deadline: Deadline) -> bool:
-        """Replace the view if it is `present`; return whether it was.
-
-        Raises:
-            UnavailableError: Another process does not release the lock, or the disk fails.
-            DataLossError: The file is no view.
-        """
         with self._locked(deadline):
             if self._read() != present:
                 return False
@@ -150,24 +127,21 @@ class FileRegister:
         with self._disk():
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            self._acquire(lock, deadline)
+            # A thread that waits for the lock itself could not be made to stop.
+            while not _acquired(lock):
+                if deadline.is_over:
+                    holder = os.pread(lock, 1000, 0).decode(errors="replace").strip()
+                    raise UnavailableError(
+                        f"{self.name} is locked by {holder or 'another process'}, which is "
+                        "suspended or has a slow disk; end that process, or let it go on"
+                    )
+                time.sleep(_POLL_SECONDS)
+            with self._disk():
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(lock)
-
-    def _acquire(self, lock: int, deadline: Deadline) -> None:
-        # A thread that waits for the lock itself could not be made to stop.
-        while not _acquired(lock):
-            if deadline.is_over:
-                holder = os.pread(lock, 1000, 0).decode(errors="replace").strip()
-                raise UnavailableError(
-                    f"{self.name} is locked by {holder or 'another process'}, which is suspended "
-                    "or has a slow disk; end that process, or let it go on"
-                )
-            time.sleep(_POLL_SECONDS)
-        with self._disk():
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -188,7 +162,7 @@ def _acquired(lock: int) -> bool:
     return True
 
 
-def _require_one_host(folder: Path) -> None:
+def _require_suitable(folder: Path, is_durable: bool) -> None:
     kind = file_system_of(folder)
     if kind in _SHARED or (kind.startswith(_FUSE) and kind != _LOCAL_FUSE):
         raise InvalidArgumentError(
@@ -196,11 +170,7 @@ def _require_one_host(folder: Path) -> None:
             "does not always exclude them. If all replicas are on this host, choose a folder on "
             "its own disk; else use --arbiter kubernetes:NAMESPACE/NAME or etcd:HOST:PORT/PREFIX"
         )
-
-
-def _require_disk(folder: Path) -> None:
-    kind = file_system_of(folder)
-    if kind in _VOLATILE:
+    if is_durable and kind in VOLATILE:
         raise InvalidArgumentError(
             f"--arbiter file:{folder} is in memory ({kind}), but the replicas keep their state on "
             "disk: after a restart of the machine nobody would know which of them served last. "
@@ -233,10 +203,6 @@ class LeaseRegister:
     Args:
         address: "NAMESPACE/NAME"; the Lease of task 0 of job "ps" is then NAME-ps-0.
         settings: Those of a replica of the task.
-
-    Raises:
-        InvalidArgumentError: That is no such address, or the package `kubernetes` is missing.
-        FailedPreconditionError: There is no configuration of Kubernetes.
     """
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
@@ -252,35 +218,38 @@ class LeaseRegister:
         self._namespace, self._lease = namespace, lease
         self.name = f"the Lease {lease!r} in namespace {namespace!r} of Kubernetes"
         connected = api_client("--arbiter kubernetes:")
-        self._client, self._failures = _library()
-        self._api = self._client.CoordinationV1Api(connected)
+        # Loaded only where they are used.
+        from urllib3.exceptions import HTTPError
+
+        from kubernetes import client
+
+        self._client, self._failures = client, (client.ApiException, HTTPError)
+        self._api = client.CoordinationV1Api(connected)
 
     def read(self, deadline: Deadline) -> View | None:
-        """Return the view of the Lease; None if there is no Lease.
-
-        Raises:
-            UnavailableError: The API server cannot be reached, or refuses.
-            DataLossError: The Lease has no view.
-        """
         lease = self._read(deadline)
         return self._view(lease) if lease is not None else None
 
     def replace(self, present: View | None, following: View, deadline: Deadline) -> bool:
-        """Replace the view if it is `present`; return whether it was.
-
-        Raises:
-            UnavailableError: The API server cannot be reached, or refuses.
-            DataLossError: The Lease has no view.
-        """
         lease = self._read(deadline)
-        if lease is None:
-            return present is None and self._create(following, deadline)
-        if self._view(lease) != present:
+        if lease is not None:
+            if self._view(lease) != present:
+                return False
+            self._describe(lease, following)
+            names = (self._lease, self._namespace)
+            return self._write(self._api.replace_namespaced_lease, *names, lease, deadline=deadline)
+        if present is not None:
             return False
-        return self._update(lease, following, deadline)
+        metadata = self._client.V1ObjectMeta(name=self._lease, labels=_LABELS)
+        lease = self._client.V1Lease(
+            api_version="coordination.k8s.io/v1", kind="Lease", metadata=metadata
+        )
+        self._describe(lease, following)
+        return self._write(
+            self._api.create_namespaced_lease, self._namespace, lease, deadline=deadline
+        )
 
     def close(self) -> None:
-        """Close the connections."""
         self._api.api_client.close()
 
     def _read(self, deadline: Deadline) -> _LeaseObject | None:
@@ -301,24 +270,6 @@ class LeaseRegister:
                 "Give another NAME by --arbiter kubernetes:NAMESPACE/NAME"
             )
         return view_of(text, f"the annotation {_ANNOTATION!r} of {self.name}")
-
-    def _create(self, view: View, deadline: Deadline) -> bool:
-        metadata = self._client.V1ObjectMeta(name=self._lease, labels=_LABELS)
-        lease = self._client.V1Lease(
-            api_version="coordination.k8s.io/v1", kind="Lease", metadata=metadata
-        )
-        self._describe(lease, view)
-        return self._write(
-            self._api.create_namespaced_lease, self._namespace, lease, deadline=deadline
-        )
-
-    def _update(self, lease: _LeaseObject, view: View, deadline: Deadline) -> bool:
-        self._describe(lease, view)
-        return self._write(
-            self._api.replace_namespaced_lease,
-            *(self._lease, self._namespace, lease),
-            deadline=deadline,
-        )
 
     def _describe(self, lease: _LeaseObject, view: View) -> None:
         annotations = lease.metadata.annotations or {}
@@ -357,15 +308,6 @@ class LeaseRegister:
 
 def _status(error: Exception) -> int:
     return int(getattr(error, "status", 0) or 0)
-
-
-def _library() -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return the client of Kubernetes, and the errors that it raises."""
-    from urllib3.exceptions import HTTPError
-
-    from kubernetes import client
-
-    return client, (client.ApiException, HTTPError)
 
 
 # As etcd3gw gives it; so that it is loaded only where it is used.
@@ -467,9 +409,6 @@ class EtcdRegister:
     Args:
         address: "HOST:PORT[,HOST:PORT…]/PREFIX"; the key of task 0 of job "ps" is PREFIX/ps-0.
         settings: Those of a replica of the task.
-
-    Raises:
-        InvalidArgumentError: That is no such address, or there can be no client.
     """
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
@@ -485,33 +424,30 @@ class EtcdRegister:
         self._clients = _EtcdClients()
 
     def read(self, deadline: Deadline) -> View | None:
-        """Return the view of the key; None if there is no key.
-
-        Raises:
-            UnavailableError: No member answers.
-            DataLossError: The key has no view.
-        """
         return self._found(deadline).view
 
     def replace(self, present: View | None, following: View, deadline: Deadline) -> bool:
-        """Replace the view if it is `present`; return whether it was.
-
-        Raises:
-            UnavailableError: No member answers.
-            DataLossError: The key has no view.
-        """
         found = self._found(deadline)
         if found.view != present:
             return False
+        key = _base64(self._key)
+        condition = {
+            "key": key,
+            "target": "MOD",
+            "result": "EQUAL",
+            "mod_revision": found.revision,
+        }
+        change = {"request_put": {"key": key, "value": _base64(text_of(following))}}
         found.client.timeout = deadline.left
         try:
-            answer = found.client.transaction(self._change(found.revision, following))
+            answer = found.client.transaction(
+                {"compare": [condition], "success": [change], "failure": []}
+            )
         except self._clients.failures as error:
             raise self._unavailable([_reason_of(error)]) from error
         return bool(answer.get("succeeded"))
 
     def close(self) -> None:
-        """Close the connections."""
         self._clients.close()
 
     def _found(self, deadline: Deadline) -> _Found:
@@ -527,21 +463,12 @@ class EtcdRegister:
                 reasons.append(f"{host}:{port}: {_reason_of(error)}")
                 continue
             self._members = members[tried:] + members[:tried]
-            return self._as_found(client, entries)
+            if not entries:
+                return _Found(client, None, 0)
+            ((value, facts),) = entries
+            view = view_of(value.decode(errors="replace"), self.name)
+            return _Found(client, view, int(facts["mod_revision"]))
         raise self._unavailable(reasons)
-
-    def _as_found(self, client: Client, entries: Sequence[tuple[bytes, Any]]) -> _Found:
-        if not entries:
-            return _Found(client, None, 0)
-        ((value, facts),) = entries
-        view = view_of(value.decode(errors="replace"), self.name)
-        return _Found(client, view, int(facts["mod_revision"]))
-
-    def _change(self, revision: int, view: View) -> dict[str, Any]:
-        key = _base64(self._key)
-        condition = {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}
-        change = {"request_put": {"key": key, "value": _base64(text_of(view))}}
-        return {"compare": [condition], "success": [change], "failure": []}
 
     def _unavailable(self, reasons: Sequence[str]) -> UnavailableError:
         return UnavailableError(

@@ -74,7 +74,6 @@ class Host(Protocol):
 
 
 def introduction_of(settings: ServerSettings, replica: Replica, kernels: Kernels) -> Introduction:
-    """Return how a replica introduces itself."""
     return Introduction(
         asking=handshake_of(settings),
         replica=replica,
@@ -102,16 +101,11 @@ def same_for_all(arbiter: str) -> str:
 
 
 def _task_of(introduction: Introduction) -> Task:
-    """Return the task of a replica."""
     return introduction.task if introduction.HasField("task") else introduction.asking.task
 
 
 def require_fitting(other: Introduction, own: Introduction, settings: ServerSettings) -> None:
-    """Check that another replica can be the backup of this one.
-
-    Raises:
-        FailedPreconditionError: It is not of this task, or is started otherwise.
-    """
+    """Raise FailedPreconditionError unless another replica can be the backup of this one."""
     where = f"the replica at {other.replica.address}"
     if (task := _task_of(other)) != _task_of(own):
         raise FailedPreconditionError(
@@ -129,16 +123,14 @@ def require_fitting(other: Introduction, own: Introduction, settings: ServerSett
             f"{where} has {described(other.kernels)}, but the primary {described(own.kernels)}, "
             "which may compute other bits; start both alike"
         )
-    if other.durability != own.durability:
-        raise FailedPreconditionError(
-            f"{where} has --durability {other.durability}, but the primary {own.durability}; start "
-            "both alike"
-        )
-    if other.failover_seconds != own.failover_seconds:
-        raise FailedPreconditionError(
-            f"{where} has --failover-seconds {other.failover_seconds:g}, but the primary "
-            f"{own.failover_seconds:g}; start both alike"
-        )
+    for option, its, ours in (
+        ("--durability", other.durability, own.durability),
+        ("--failover-seconds", f"{other.failover_seconds:g}", f"{own.failover_seconds:g}"),
+    ):
+        if its != ours:
+            raise FailedPreconditionError(
+                f"{where} has {option} {its}, but the primary {ours}; start both alike"
+            )
     if other.arbiter not in ("", own.arbiter):
         raise FailedPreconditionError(
             f"{where} has --arbiter {other.arbiter}, but the primary {own.arbiter}, so both could "
@@ -151,15 +143,7 @@ _REFUSED_PAUSES = 16
 
 
 class ReplicatedTask:
-    """Takes part in the replication of a task until it has left or is cancelled.
-
-    Args:
-        host: The server, whose state is that of the disk, or a new one.
-        arbiter: Who decides which replica is the primary.
-        peers: How it reaches the other replica.
-        introduction: Who the replica is.
-        disk: What keeps its state on disk; None if nothing does.
-    """
+    """Takes part in the replication of a task until it has left or is cancelled."""
 
     def __init__(
         self,
@@ -178,7 +162,7 @@ class ReplicatedTask:
         # Whether the task is to move to this server.
         self._is_invited = False
         self._invited = asyncio.Event()
-        self._take_identity(disk.replica if disk else None)
+        self._take_identity(disk.folder.replica if disk else None)
 
     def _take_identity(self, kept: Replica | None = None) -> None:
         """Be the replica whose state the disk has, or one that has none to rely on."""
@@ -220,7 +204,7 @@ class ReplicatedTask:
                 f"the arbiter knows nothing of {self._settings.label}, which began on another "
                 "server; give this server the arbiter that the others have"
             )
-        if view is None and self._disk is not None and self._disk.replica is not None:
+        if view is None and self._disk is not None and self._disk.folder.replica is not None:
             raise FailedPreconditionError(
                 f"{self._settings.label} has state of earlier views on its disk, but the arbiter "
                 "knows of none; give it the arbiter that it had, or move its folder away"
@@ -262,24 +246,18 @@ class ReplicatedTask:
             DeadlineExceededError: It takes longer; the task stays where it is.
         """
         if not self.serves:
-            self._begin_invitation(bytes_per_second)
+            self._introduction.bytes_per_second = bytes_per_second
+            self._backup.is_refused, self._is_invited = False, True
+            self._invited.set()
             try:
                 await self._until_serving(self._environment.clock() + seconds)
             finally:
-                self._end_invitation()
+                self._is_invited, self._introduction.bytes_per_second = False, 0
+                self._invited.clear()
+                if self._primary is None:
+                    self._backup.withdraw()
         assert self._primary is not None
         return self._primary.view
-
-    def _begin_invitation(self, bytes_per_second: int) -> None:
-        self._introduction.bytes_per_second = bytes_per_second
-        self._backup.is_refused, self._is_invited = False, True
-        self._invited.set()
-
-    def _end_invitation(self) -> None:
-        self._is_invited, self._introduction.bytes_per_second = False, 0
-        self._invited.clear()
-        if self._primary is None:
-            self._backup.withdraw()
 
     async def _until_serving(self, until: float) -> None:
         while not self.serves:
@@ -295,7 +273,6 @@ class ReplicatedTask:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers clients."""
         return self._standing() == Standing.STANDING_PRIMARY
 
     @property
@@ -341,8 +318,7 @@ class ReplicatedTask:
     async def _lead(self, view: View) -> None:
         await self._backup.until_free()
         state = await self._own_state()
-        log = self._logged(state)
-        self._begin_run(state, log.position)
+        log = self._begin_log(state)
         obstacle = self._host.obstacle
         self._primary = Primary(self.replica, view, state, log, self._arbiter, obstacle)
         state.ledger.renew_all(state.clock())
@@ -358,32 +334,29 @@ class ReplicatedTask:
             self._host.adopt(self._host.fresh_state())
             self._take_identity()
 
+    def _begin_log(self, state: ServerState) -> ReplicatedLog:
+        """Return the log of a run that begins now, with the records that an image may lack."""
+        disk = self._disk
+        if standby := self._backup.standby:
+            retained = standby.retained
+        else:
+            retained = (disk.retained if disk else None) or RetainedRecords(state)
+        on_disk = disk.log if disk else None
+        position = on_disk.position if on_disk else state.changes.last
+        if disk is not None:
+            disk.persistence.begin_run()
+        else:
+            state.changes.history.begin(secrets.token_bytes(RUN_BYTES), position)
+        return ReplicatedLog(position, on_disk, retained, self._settings.label)
+
     async def _own_state(self) -> ServerState:
         """Return the state to serve: one that has followed a primary, or that of the host."""
         if standby := self._backup.standby:
             await standby.finish()
             self._host.adopt(standby.state)
         elif self._disk is not None:
-            self._disk.belong(self.replica)
+            self._disk.folder.belong(self.replica)
         return self._host.state
-
-    def _logged(self, state: ServerState) -> ReplicatedLog:
-        disk = self._disk.log if self._disk else None
-        position = disk.position if disk else state.changes.last
-        return ReplicatedLog(position, disk, self._retained(state), self._settings.label)
-
-    def _begin_run(self, state: ServerState, position: int) -> None:
-        if self._disk is not None:
-            self._disk.begin_run()
-        else:
-            state.changes.history.begin(secrets.token_bytes(RUN_BYTES), position)
-
-    def _retained(self, state: ServerState) -> RetainedRecords:
-        """Return the records that an image of the state may lack."""
-        if standby := self._backup.standby:
-            return standby.retained
-        recovered = self._disk.retained if self._disk else None
-        return recovered or RetainedRecords(state)
 
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one, if this one leads.
@@ -421,7 +394,6 @@ class ReplicatedTask:
         return view.primary.address, view.epoch
 
     def report(self) -> ReplicationStatus:
-        """Return the message that describes it."""
         status = ReplicationStatus(
             replica=self.replica,
             standing=self._standing(),

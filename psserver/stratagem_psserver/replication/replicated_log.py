@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
 from stratagem_proto.log import Entry
@@ -14,30 +13,14 @@ from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.replay import RetainedRecords
+from stratagem_psserver.replication.backup_link import BackupLink
 
 # Those who wait are told so after this time, and repeat their requests.
 _PATIENCE_SECONDS = 10.0
 
 
-class Follower(Protocol):
-    """Whoever gets each record."""
-
-    def add(self, position: int, entry: Entry) -> None:
-        """Send a record, behind all others."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it keeps up, so that more records may be applied."""
-
-
 class ReplicatedLog:
     """Gives records their positions and passes them on; used on the event loop alone.
-
-    Args:
-        position: The position of the last record.
-        disk: The log on disk; None if the server keeps none.
-        retained: The records that an image may lack, so far.
-        label: The server's name, for messages.
 
     Attributes:
         position: The position of the last record that was appended.
@@ -46,7 +29,7 @@ class ReplicatedLog:
         may_answer: Returns whether an answer may leave that tells of records up to a position.
         on_leap: Called when a leap was appended, which only an image can follow.
         retained: The records that an image may lack.
-        followers: Who gets each record.
+        follower: The backup, which gets each record; None if there is none.
     """
 
     def __init__(
@@ -55,7 +38,7 @@ class ReplicatedLog:
         self.position = self.awaited = position
         self.may_answer: Callable[[int], bool] = lambda position: True
         self.on_leap: Callable[[], None] = lambda: None
-        self.followers: list[Follower] = []
+        self.follower: BackupLink | None = None
         self.disk, self.retained, self._label = disk, retained, label
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._room: asyncio.Event = asyncio.Event()
@@ -64,14 +47,14 @@ class ReplicatedLog:
     def append(
         self, record: LogRecord, tensors: bytes | memoryview = b"", is_awaited: bool = True
     ) -> int:
-        """Add a record behind all others, and return its position; as `Log.append`."""
+        """As `Log.append`."""
         record.unix_seconds = time.time()
         entry = Entry(record.SerializeToString(), tensors)
         self.position += 1
         if record.HasField("mutation"):
             self.retained.add(self.position, entry)
-        for follower in self.followers:
-            follower.add(self.position, entry)
+        if self.follower is not None:
+            self.follower.add(self.position, entry)
         if self.disk is not None:
             self.disk.add(entry, is_awaited)
         if is_awaited:
@@ -86,28 +69,20 @@ class ReplicatedLog:
         self.on_leap()
 
     async def caught_up(self) -> None:
-        """Wait until disk and followers keep up.
-
-        Raises:
-            UnavailableError: The disk takes too long or fails.
-        """
+        """Wait until disk and backup keep up; raise UnavailableError if the disk fails."""
         if self.disk is not None:
             await self.disk.caught_up()
-        while not all(follower.has_room for follower in self.followers):
+        while self.follower is not None and not self.follower.has_room:
             self._room.clear()
             await self._room.wait()
         self._require_going_on()
 
     async def durable(self) -> None:
-        """Wait until all records are where they have to be that answers wait for.
-
-        Raises:
-            UnavailableError: That takes too long, or this server is not the primary any more.
-        """
+        """Wait until all records are where they have to be that answers wait for."""
         position = self.awaited
         if self.disk is not None:
-            # Followers get the records while the disk does.
-            await self.disk.durable(alone=not self.followers)
+            # The backup gets the records while the disk does.
+            await self.disk.durable(alone=self.follower is None)
         self._require_going_on()
         if not self.may_answer(position):
             await self._permitted(position)
@@ -125,7 +100,7 @@ class ReplicatedLog:
             ) from None
 
     def progressed(self) -> None:
-        """Let those go on who may, after `may_answer` has changed or followers have caught up."""
+        """Let those go on who may, after `may_answer` has changed or the backup has caught up."""
         self._room.set()
         still: deque[tuple[int, asyncio.Future[None]]] = deque()
         for position, change in self._waiting:
@@ -151,11 +126,10 @@ class ReplicatedLog:
             raise _again(self._ended)
 
     def report(self) -> LogStatus | None:
-        """Return the message that describes the log on disk; None if there is none."""
         return self.disk.report() if self.disk else None
 
     async def on_disk(self, position: int) -> None:
-        """Wait until the record of that position is on disk, if the server keeps a log there."""
+        """As `Log.on_disk`; at once without a log there."""
         if self.disk is not None:
             await self.disk.on_disk(position)
 

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stratagem_proto.errors import DataLossError
 from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
-from stratagem_proto.v1.replication_pb2 import ImagePiece, Replica, StateDigest
+from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.folder import StateFolder
-from stratagem_psserver.persistence.images import Image, Moment, Rests, image_at, moment_of
+from stratagem_psserver.persistence.images import Image, Moment, Throttle, image_at, moment_of
 from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.persistence.replay import Recovery, RetainedRecords
-from stratagem_psserver.replication.exchange import Arrival, ImageFiles, Pace
+from stratagem_psserver.replication.exchange import Arrival, Pace
 from stratagem_psserver.replication.verification import digests_beside
 from stratagem_psserver.state import ServerState
 
@@ -58,84 +59,52 @@ class CatchingUp:
 class ReplicaDisk:
     """The folder of a replica with a log, and what writes the present state there.
 
-    Args:
-        folder: The folder, which this replaces whole when another state comes.
-        persistence: What has read the state that was there.
-
     Attributes:
         log: The log of the present state; None before it is complete.
         retained: The records that an image of the state may lack to which `recover` has come.
     """
 
     def __init__(self, folder: StateFolder, persistence: Persistence) -> None:
-        self._folder, self._persistence = folder, persistence
+        self.folder, self.persistence = folder, persistence
         self.log: Log | None = None
         self.retained: RetainedRecords | None = None
 
-    @property
-    def replica(self) -> Replica | None:
-        """The replica whose state the folder has; None if there is no complete one."""
-        return self._folder.replica
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the folder has the state of an earlier process."""
-        return self._persistence.has_state
-
     async def recover(self) -> int:
-        """Come to the state that is on disk, and return the position of its last change.
-
-        Raises:
-            DataLossError: It is damaged.
-            FailedPreconditionError: It was written with other kernels.
-        """
-        self.retained = self._persistence.retain()
-        await self._persistence.recover()
-        self.log = self._persistence.log
-        return self._persistence.log.position
-
-    def begin_run(self) -> None:
-        """Let further changes be those of a run that begins now."""
-        self._persistence.begin_run()
+        """As `Persistence.recover`; return the position of the last change."""
+        self.retained = self.persistence.retain()
+        await self.persistence.recover()
+        self.log = self.persistence.log
+        return self.persistence.log.position
 
     def give_up(self) -> None:
         """Write nothing more of the state, which nobody relies on."""
-        self._persistence.stop()
+        self.persistence.stop()
         self.log = self.retained = None
 
     def clear(self) -> Path:
         """Remove the state, and return the folder for the files of an image."""
         self.give_up()
-        self._folder.clear()
-        return self._folder.images
+        self.folder.clear()
+        return self.folder.images
 
     def begin(self, state: ServerState) -> Persistence:
         """Record the changes of a state that begins with the image that is there now.
 
         First come those that the image lacks, with marks in the places of others.
         """
-        self._persistence = Persistence(state, self._folder)
-        self.log = self._persistence.begin_copy()
-        return self._persistence
-
-    def belong(self, replica: Replica) -> None:
-        """Note that the state is complete, and that of a replica."""
-        self._folder.belong(replica)
-
-    def tend(self) -> None:
-        """Begin an image if the log has grown enough; called now and then."""
-        self._persistence.tend()
+        self.persistence = Persistence(state, self.folder)
+        self.log = self.persistence.begin_copy()
+        return self.persistence
 
     async def close(self) -> None:
         """Leave an image of a complete state, and release the folder."""
         if self.log is None:
-            self._folder.release()
+            self.folder.release()
         else:
-            await self._persistence.close()
+            await self.persistence.close()
 
     def release(self) -> None:
-        """Release the folder as it is; a repetition does nothing."""
-        self._persistence.release()
+        self.persistence.release()
 
 
 # A backup that has so many bytes of records to apply acknowledges no more of them.
@@ -152,7 +121,7 @@ _RESTS = 3
 
 
 class IncomingImage:
-    """An image on its way.
+    """An image on its way, whose files are written as their pieces come.
 
     Args:
         folder: Where its files stay; None for a folder that `close` removes.
@@ -163,25 +132,25 @@ class IncomingImage:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="stratagem-image-")
             folder = Path(self._temporary.name)
-        self._folder, self._files = folder, ImageFiles(folder)
+        self._folder = folder
 
     def add(self, piece: ImagePiece) -> None:
-        """Write a piece; raise as `ImageFiles.add`."""
-        self._files.add([piece])
+        """Append a piece to its file; raise DataLossError if its path leads out of the folder."""
+        if not piece.path:
+            return
+        parts = piece.path.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise DataLossError(f"an image has no file {piece.path!r}")
+        path = self._folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(piece.data)
 
     def read(self, task: int) -> Image:
-        """Return the image, all of whose pieces have come.
-
-        Args:
-            task: The index of the server's task.
-
-        Raises:
-            DataLossError: It is damaged.
-        """
+        """Return the image of a task, all of whose pieces have come; DataLossError if damaged."""
         return image_at(self._folder, task)
 
     def close(self) -> None:
-        """Remove its files, unless they stay."""
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -194,12 +163,6 @@ def _fill(log: Log, position: int) -> None:
 
 class Standby:
     """Applies records to a state that nobody uses yet, in the order in which they come.
-
-    Args:
-        state: The state, which is empty.
-        image: What it begins with.
-        disk: What writes the records to disk; None if nothing does.
-        pace: How fast the image is loaded; None for as fast as possible.
 
     Attributes:
         state: The state.
@@ -230,8 +193,8 @@ class Standby:
         self.retained = RetainedRecords(state)
         self._digesting: asyncio.Task[None] | None = None
         self.is_loaded, self._catching_up = False, CatchingUp()
-        rests = Rests(pace.wait_after, lambda: not self._has_much_room) if pace else None
-        self._applying = asyncio.ensure_future(self._apply(replace(image, rests=rests)))
+        throttle = Throttle(pace.wait_after, lambda: not self._has_much_room) if pace else None
+        self._applying = asyncio.ensure_future(self._apply(replace(image, throttle=throttle)))
         self._applying.add_done_callback(lambda _: self._progressed.set())
 
     async def ready(self) -> None:
@@ -241,12 +204,7 @@ class Standby:
             await self._progressed.wait()
 
     def require_sound(self) -> None:
-        """Check that the image could be loaded, and what records so far had for an effect.
-
-        Raises:
-            DataLossError: The image is damaged, or a record had not the effect that it had on the
-                primary.
-        """
+        """Raise DataLossError if the image is damaged, or a record has had another effect."""
         if self._applying.done():
             self._applying.result()
 
@@ -298,11 +256,7 @@ class Standby:
         return self._catching_up.is_over and has_come
 
     async def finish(self) -> None:
-        """Apply all records that have come; then the state may be used.
-
-        Raises:
-            DataLossError: One had not the effect that it had on the primary.
-        """
+        """Apply all records that have come; then the state may be used."""
         self._pace = None
         self._records.append(None)
         self._filled.set()
@@ -333,30 +287,23 @@ class Standby:
                 return False
             await self._apply_one(recovery, arrival)
             if (taken := clock() - began) > _AT_ONCE_SECONDS:
-                await asyncio.sleep(_RESTS * taken if self._has_time else 0)
+                # Others have most of the time while records of the image are applied.
+                is_slow = self._pace is not None and self._catching_up.has_time
+                await asyncio.sleep(_RESTS * taken if is_slow and self._has_much_room else 0)
                 began = clock()
         return True
 
-    @property
-    def _has_time(self) -> bool:
-        """Whether others are to have most of the time while records of the image are applied."""
-        return self._pace is not None and self._catching_up.has_time and self._has_much_room
-
     async def _apply_one(self, recovery: Recovery, arrival: Arrival) -> None:
+        position = arrival.record.position
         await recovery.add(arrival.record)
         self._nbytes -= arrival.entry.nbytes
         self._catching_up.note_applied(len(self._records))
         self._progressed.set()
-        self.applied = max(self.applied, arrival.record.position)
-        if arrival.record.message.mark:
-            await self._begin_digest(arrival.record.position)
+        self.applied = max(self.applied, position)
+        if arrival.record.message.mark and (moment := await moment_of(self.state)) is not None:
+            self._digesting = asyncio.ensure_future(self._digest(position, moment))
         if self._disk is not None:
             self._disk.tend()
-
-    async def _begin_digest(self, position: int) -> None:
-        moment = await moment_of(self.state)
-        if moment is not None:
-            self._digesting = asyncio.ensure_future(self._digest(position, moment))
 
     async def _digest(self, position: int, moment: Moment) -> None:
         parts = await digests_beside(self.state, moment)

@@ -22,7 +22,6 @@ _UNRECORDED = {"acknowledged", "replies"}
 
 
 async def digests_beside(state: ServerState, moment: Moment) -> Mapping[str, bytes]:
-    """Return the digests of a state at a moment, computed beside the event loop."""
     try:
         return await asyncio.get_running_loop().run_in_executor(None, digests_of, moment)
     finally:
@@ -73,10 +72,6 @@ def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
 class Verification:
     """Compares digests of the state now and then; a backup that differs is sent away.
 
-    Args:
-        state: The state of the primary.
-        log: Its log, which gets a mark for each comparison.
-
     Attributes:
         verified: The position of the last mark at which both were equal; 0 before there was one.
     """
@@ -117,5 +112,4 @@ class Verification:
 
 
 def _different(own: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield the names of the parts whose digests differ."""
     return (name for name in {*own, *other} if own.get(name) != other.get(name))

@@ -61,31 +61,28 @@ def next_move(view: View | None, me: Replica, follows: bool = True) -> Move:
 def _move(view: View | None, me: Replica) -> Move:
     if view is None:
         return Propose(None, View(epoch=1, primary=me))
+    has_backup, has_primary = view.HasField("backup"), view.HasField("primary")
     if is_primary(view, me):
-        return Lead(view) if view.primary == me else Propose(view, _at_its_address(view, me))
-    if is_backup(view, me):
+        if view.primary == me:
+            return Lead(view)
+        # At another address than before.
+        backup = view.backup if has_backup else None
+        return Propose(view, View(epoch=view.epoch + 1, primary=me, backup=backup))
+    if is_backup(view, me) or (has_primary and view.primary.index != me.index):
         return Follow(view)
-    return _outside(view, me)
-
-
-def _outside(view: View, me: Replica) -> Move:
-    """Return what a replica does that a view does not name."""
-    others_state = view.HasField("backup") and view.backup.index != me.index
-    if view.HasField("primary"):
-        if view.primary.index != me.index:
-            return Follow(view)
-        # The one before has ended, and its backup need not wait for it.
-        return Propose(view, _vacated(view) if others_state else alone(view, me))
-    return Follow(view) if others_state else Propose(view, alone(view, me))
+    if not (has_backup and view.backup.index != me.index):
+        return Propose(view, alone(view, me))
+    # The state is that of another replica, which need not wait for a primary that has ended.
+    if has_primary:
+        return Propose(view, View(epoch=view.epoch + 1, backup=view.backup))
+    return Follow(view)
 
 
 def is_primary(view: View, replica: Replica) -> bool:
-    """Return whether a view names the state of a replica as that of the primary."""
     return view.HasField("primary") and view.primary.instance == replica.instance
 
 
 def is_backup(view: View, replica: Replica) -> bool:
-    """Return whether a view names the state of a replica as that of the backup."""
     return view.HasField("backup") and view.backup.instance == replica.instance
 
 
@@ -110,14 +107,3 @@ def with_backup(view: View, backup: Replica) -> View:
 def handed_over(view: View) -> View:
     """Return the view after another one whose primary leaves the task to its backup."""
     return alone(view, view.backup)
-
-
-def _vacated(view: View) -> View:
-    return View(epoch=view.epoch + 1, backup=view.backup)
-
-
-def _at_its_address(view: View, primary: Replica) -> View:
-    following = View(epoch=view.epoch + 1, primary=primary)
-    if view.HasField("backup"):
-        following.backup.CopyFrom(view.backup)
-    return following

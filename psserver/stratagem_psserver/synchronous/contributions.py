@@ -87,11 +87,7 @@ _NORMS = {False: "of one server", True: "of all servers"}
 
 
 def check_numbers(part: Part) -> None:
-    """Check that the numbers of a contribution are consistent.
-
-    Raises:
-        InvalidArgumentError: They contradict each other.
-    """
+    """Raise InvalidArgumentError if the numbers of a contribution contradict each other."""
     contribution = part.contribution
     check_name(contribution.step.group, "group")
     if not contribution.step.step:
@@ -119,11 +115,7 @@ def check_numbers(part: Part) -> None:
 
 
 def check_replaceable(previous: Part, part: Part) -> None:
-    """Check that a contribution may replace another one of its worker.
-
-    Raises:
-        FailedPreconditionError: The other one is from another session, or is committed.
-    """
+    """Check that a contribution may replace another one of its worker."""
     if previous.orphaned:
         return
     if previous.session_id != part.session_id:
@@ -140,11 +132,7 @@ def check_replaceable(previous: Part, part: Part) -> None:
 
 
 def check_agreement(part: Part, others: Sequence[Part]) -> None:
-    """Check that a worker's contribution has the same terms as the others, which agree already.
-
-    Raises:
-        InvalidArgumentError: It differs; the error names both workers and the first difference.
-    """
+    """Check that a worker's contribution has the same terms as the others, which agree already."""
     for other in others[:1]:
         _compare(part, other, _terms(part), _terms(other))
     for name, gradient in part.gradients.items():
@@ -154,7 +142,6 @@ def check_agreement(part: Part, others: Sequence[Part]) -> None:
 
 
 def agree(part: Part, other: Part) -> bool:
-    """Return whether two contributions have the same terms."""
     return _terms(part) == _terms(other)
 
 
@@ -252,11 +239,9 @@ class ClosedSteps:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a step waits to be finished."""
         return bool(self._waiting)
 
     def find(self, step: int) -> ClosedStep | None:
-        """Return a step that waits to be finished, or None."""
         return self._waiting.get(step)
 
     def shares(self, up_to: int) -> list[closed_step_pb2.ClosedStep]:
@@ -266,24 +251,22 @@ class ClosedSteps:
         return [share for share in (*last, *waiting) if share.step <= up_to]
 
     def take(self, step: int, norm: closed_step_pb2.GlobalNorm) -> ClosedStep | None:
-        """Take out a step to be applied; return None if it was taken before.
-
-        Raises:
-            InvalidArgumentError: It was taken with another norm.
-            FailedPreconditionError: An earlier step waits, or this one is not closed.
-        """
+        """Take out a step to be applied; return None if it was taken before."""
         last, known = self.last
-        if step == last.step and _bytes(norm) != _bytes(known):
+        # Two NaNs are equal as bytes, but not as numbers.
+        if step == last.step and norm.SerializeToString() != known.SerializeToString():
             raise InvalidArgumentError(
                 f"step {step} was finished with the norm {known.value}, not "
                 f"{norm.value}; the norm is that of all servers' gradients"
             )
         if step <= last.step:
             return None
-        if step not in self._waiting or step > min(self._waiting):
+        following = min(self._waiting, default=0)
+        if step not in self._waiting or step > following:
+            why = f"step {following} is the next" if following else "no step waits for that"
             raise FailedPreconditionError(
-                f"step {step} cannot be finished: {self._next()}; finish steps in "
-                "their order, each once it is closed on all servers"
+                f"step {step} cannot be finished: {why}; finish steps in their order, each once it "
+                "is closed on all servers"
             )
         closed = self._waiting.pop(step)
         share = closed_step_pb2.ClosedStep()
@@ -291,11 +274,6 @@ class ClosedSteps:
         share.finished = True
         self.last = share, norm
         return closed
-
-    def _next(self) -> str:
-        if not self._waiting:
-            return "no step waits for that"
-        return f"step {min(self._waiting)} is the next"
 
     def session_ended(self, session_id: bytes) -> None:
         """Note that a session will finish no step."""
@@ -311,11 +289,6 @@ class ClosedSteps:
     def awaits(self, step: int) -> bool:
         """Return whether a step up to this one waits to be finished."""
         return min(self._waiting, default=step + 1) <= step
-
-
-def _bytes(norm: closed_step_pb2.GlobalNorm) -> bytes:
-    # Two NaNs are equal as bytes, but not as numbers.
-    return norm.SerializeToString()
 
 
 _NONE = GradientLimits()
@@ -359,9 +332,6 @@ def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
     """Return the reduced gradients of a step within its limits; None if it is dropped.
 
     The tensors of the contributions are consumed.
-
-    Raises:
-        NonFiniteGradientError: As for `limited`.
     """
     limits = parts[0].limits
     if spoilt := _spoilt(parts):
@@ -391,15 +361,7 @@ def closed_total(parts: Sequence[Part]) -> ClosedStep:
 
 
 def finished_total(closed: ClosedStep, norm: closed_step_pb2.GlobalNorm) -> list[Gradient] | None:
-    """Return the gradients of a closed step within its limits; None if it is dropped.
-
-    Args:
-        closed: The step.
-        norm: The norm of all servers' gradients.
-
-    Raises:
-        NonFiniteGradientError: As for `limited`.
-    """
+    """Return the gradients of a closed step within its limits; None if it is dropped."""
     limits = closed.parts[0].limits
     if norm.nonfinite_variable:
         spoilt = _spoilt(closed.parts)

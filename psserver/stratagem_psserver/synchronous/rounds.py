@@ -211,15 +211,7 @@ class Rounds:
         return self._group(group).unfinished
 
     def has_closed(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
-        """Return True once a step is closed and added up, None while that may still happen.
-
-        Args:
-            mark: The step.
-            session_id: The session that waits for it, if one does.
-
-        Raises:
-            AbortedError: The step failed or cannot be completed any more.
-        """
+        """Return True once a step is closed and added up, None while that may still happen."""
         if self.unfinished(mark.group).find(mark.step):
             return True
         return self._is_over(mark, session_id)
@@ -245,15 +237,10 @@ class Rounds:
         self._groups[mark.group].rejected += 1
 
     def rejected(self, group: str) -> int:
-        """Return how many steps of a group were dropped."""
         return self._group(group).rejected
 
     def is_applied(self, mark: StepMark, session_id: bytes = b"") -> bool | None:
         """Return True once the variables contain a step, None while that may still happen.
-
-        Args:
-            mark: The step.
-            session_id: The session that waits for it, if one does.
 
         Raises:
             AbortedError: The step failed or cannot be completed any more.
@@ -264,11 +251,7 @@ class Rounds:
         return self._is_over(mark, session_id)
 
     def require_finished(self, mark: StepMark) -> None:
-        """Check that no closed step up to this one waits to be finished.
-
-        Raises:
-            UnfinishedStepError: One of them waits.
-        """
+        """Check that no closed step up to this one waits to be finished."""
         if self.unfinished(mark.group).awaits(mark.step):
             raise UnfinishedStepError(
                 f"step {mark.step} of {mark.group!r} is complete here, but no worker has "
@@ -282,7 +265,13 @@ class Rounds:
             return True
         failed_step, failure = group.failed
         if failure is not None and mark.step <= failed_step:
-            raise _waiters_error(mark, failure)
+            # Each waits with an error of its own.
+            is_nonfinite = isinstance(failure, NonFiniteGradientError)
+            cls = NonFiniteGradientError if is_nonfinite else AbortedError
+            raise cls(
+                f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
+                variable=failure.variable,
+            )
         lost = group.lost(mark.step, self._waits) if mark.step > group.closed else None
         if lost is not None:
             raise AbortedError(
@@ -307,12 +296,7 @@ class Rounds:
         return f"the contributions of {names} are missing"
 
     def awaited_of(self, mark: StepMark, task_of: Callable[[int], str]) -> list[AwaitedClient]:
-        """Return the workers whose contribution a step lacks, or that have to send its norm.
-
-        Args:
-            mark: The step.
-            task_of: Returns the task of a worker that has contributed to no step yet.
-        """
+        """Return the workers whose contribution a step lacks, or that have to send its norm."""
         group = self._group(mark.group)
         if mark.step > group.closed:
             known = {number: member.task for number, member in group.members.items()}
@@ -324,7 +308,6 @@ class Rounds:
 
     @property
     def groups(self) -> Collection[str]:
-        """The names of all groups."""
         return self._groups.keys()
 
     def applied(self) -> dict[str, int]:
@@ -391,11 +374,7 @@ class Rounds:
             group.give_up(tasks)
 
     def reclaim(self) -> bool:
-        """Drop the contributions to open steps of groups whose workers are all gone.
-
-        Returns:
-            Whether there were any.
-        """
+        """Drop the contributions to open steps of groups whose workers are all gone."""
         return self._drop_abandoned(for_good=False)
 
     def _drop_abandoned(self, for_good: bool) -> bool:
@@ -415,13 +394,3 @@ class Rounds:
                     member.gone, member.left, member.given_up = gone, left, False
                     touched.append(name)
         return touched
-
-
-def _waiters_error(mark: StepMark, failure: StratagemError) -> StratagemError:
-    """Return the error for those that wait for a step that failed."""
-    nonfinite = isinstance(failure, NonFiniteGradientError)
-    cls = NonFiniteGradientError if nonfinite else AbortedError
-    return cls(
-        f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
-        variable=failure.variable,
-    )

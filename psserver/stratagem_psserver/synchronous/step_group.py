@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import Message
+
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.v1.closed_step_pb2 import ClosedStep, GlobalNorm
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -89,12 +91,7 @@ class StepGroup:
         return member.task if member else f"worker {worker}"
 
     def lost(self, step: int, waits: bool) -> Member | None:
-        """Return a worker that is gone and without which a step cannot close, or None.
-
-        Args:
-            step: The step.
-            waits: Whether others wait for a worker that may come back.
-        """
+        """Return a worker that is gone and without which a step cannot close, or None."""
         lacking = [self.members.get(worker) for worker in self.lacking(step)]
         there = [member for member in lacking if member is not None]
         gone = [one for one in there if one.gone and not (waits and one.may_come_back)]
@@ -198,11 +195,7 @@ class StepGroup:
             part.reservation.release()
 
     def require_open(self, mark: StepMark, task: str) -> None:
-        """Check that a step still takes contributions.
-
-        Raises:
-            FailedPreconditionError: It is complete.
-        """
+        """Raise FailedPreconditionError if a step takes no more contributions."""
         if mark.step <= self.closed:
             raise FailedPreconditionError(
                 f"{task} comes too late for step {mark.step} of {mark.group!r}: step "
@@ -212,17 +205,23 @@ class StepGroup:
 
 def group_to_json(group: StepGroup) -> dict[str, Any]:
     """Return a group without its gradients; no closed step waits for its norm."""
+
+    def text(message: Message | None) -> str:
+        return b64encode(message.SerializeToString()).decode() if message is not None else ""
+
     failed, failure = group.failed
-    share, norm = group.unfinished.last
     return {
         "closed": group.closed,
         "applied": group.applied,
         "num_workers": group.num_workers,
         "required": group.required,
         "rejected": group.rejected,
-        "failed": [failed, _text(to_record(failure).SerializeToString()) if failure else ""],
-        "last": [_text(share.SerializeToString()), _text(norm.SerializeToString())],
-        "members": {n: _member_to_json(member) for n, member in group.members.items()},
+        "failed": [failed, text(to_record(failure) if failure else None)],
+        "last": list(map(text, group.unfinished.last)),
+        "members": {
+            n: [one.session_id.hex(), one.task, one.gone, one.left, one.given_up]
+            for n, one in group.members.items()
+        },
         "late": {session.hex(): step for session, step in group.late.items()},
         "counted": {n: [step, session.hex()] for n, (step, session) in group.counted.items()},
         # In an order that does not depend on which contribution has replaced an earlier one.
@@ -245,15 +244,19 @@ def group_from_json(facts: Mapping[str, Any]) -> StepGroup:
     share, norm = map(b64decode, facts["last"])
     owed: dict[int, dict[int, bytes]] = {}
     for step, worker, session in facts["owed"]:
-        owed.setdefault(step, {})[worker] = _id(session)
+        owed.setdefault(step, {})[worker] = bytes.fromhex(session)
+    error = from_record(RecordedStatus.FromString(b64decode(failure))) if failure else None
     return StepGroup(
         closed=facts["closed"],
         applied=facts["applied"],
         num_workers=facts["num_workers"],
         required=facts["required"],
         rejected=facts["rejected"],
-        failed=(failed, _failure(failure)),
-        counted={int(n): (step, _id(hex_)) for n, (step, hex_) in facts["counted"].items()},
+        failed=(failed, error),
+        counted={
+            int(n): (step, bytes.fromhex(session))
+            for n, (step, session) in facts["counted"].items()
+        },
         owed=owed,
         unfinished=ClosedSteps(last=(ClosedStep.FromString(share), GlobalNorm.FromString(norm))),
     )
@@ -263,29 +266,11 @@ def complete(group: StepGroup, facts: Mapping[str, Any]) -> None:
     """Restore what staging the contributions again has changed, and who has committed."""
     group.closed, group.num_workers = facts["closed"], facts["num_workers"]
     group.required = facts["required"]
-    group.members = {int(n): _member_from_json(item) for n, item in facts["members"].items()}
-    group.late = {_id(session): step for session, step in facts["late"].items()}
+    group.members = {
+        int(n): Member(bytes.fromhex(session), *others)
+        for n, (session, *others) in facts["members"].items()
+    }
+    group.late = {bytes.fromhex(session): step for session, step in facts["late"].items()}
     for step, worker, committed, orphaned in facts["parts"]:
         part = group.parts[step][worker]
         part.committed, part.orphaned = committed, orphaned
-
-
-def _member_to_json(member: Member) -> list[Any]:
-    return [member.session_id.hex(), member.task, member.gone, member.left, member.given_up]
-
-
-def _member_from_json(item: list[Any]) -> Member:
-    session, *others = item
-    return Member(_id(session), *others)
-
-
-def _failure(text: str) -> StratagemError | None:
-    return from_record(RecordedStatus.FromString(b64decode(text))) if text else None
-
-
-def _id(text: str) -> bytes:
-    return bytes.fromhex(text)
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()

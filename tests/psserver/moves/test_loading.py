@@ -13,7 +13,7 @@ import torch
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_psserver.persistence.images import Rests
+from stratagem_psserver.persistence.images import Throttle
 from stratagem_psserver.replication import standby
 from tests.psserver.moves.servers import MovableServers, client_at, movable
 from tests.psserver.replication.held_images import HeldImages, held_images
@@ -116,7 +116,7 @@ def endless_rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         resting.set()
         return 1e6
 
-    monkeypatch.setattr(standby, "Rests", lambda _, hurries: Rests(days, hurries))
+    monkeypatch.setattr(standby, "Throttle", lambda _, hurries: Throttle(days, hurries))
     return resting
 
 

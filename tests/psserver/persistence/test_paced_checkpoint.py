@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import UnavailableError
-from stratagem_psserver.persistence.images import PacedCheckpoint, Rests
+from stratagem_psserver.persistence.images import PacedCheckpoint, Throttle
 
 MIB = 1 << 20
 
@@ -25,18 +25,18 @@ def test_it_reads_the_same_and_rests_after_each_mebibyte(tmp_path: Path) -> None
         return 0.0
 
     checkpoint = open_checkpoint(tmp_path / "w.safetensors")
-    paced = PacedCheckpoint.of(checkpoint, Rests(note))
+    paced = PacedCheckpoint(checkpoint.opened, checkpoint.index, throttle=Throttle(note))
     assert torch.equal(paced.tensor(paced.index.tensors["w"]), value)
     assert read == [MIB, MIB, MIB // 2]
 
 
 def test_who_hurries_does_not_rest() -> None:
-    Rests(lambda _: 1e6, hurries=lambda: True).take(MIB)
+    Throttle(lambda _: 1e6, hurries=lambda: True).rest(MIB)
 
 
 def test_nothing_more_is_read_once_it_is_not_needed() -> None:
-    rests = Rests(lambda _: 0.0)
-    rests.take(MIB)
+    rests = Throttle(lambda _: 0.0)
+    rests.rest(MIB)
     rests.end()
     with pytest.raises(UnavailableError, match="not needed"):
-        rests.take(MIB)
+        rests.rest(MIB)

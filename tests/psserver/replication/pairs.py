@@ -105,7 +105,7 @@ async def _crash(server: ParameterServer) -> None:
     replicated._running.cancel()
     await asyncio.wait([replicated._running])
     if replicated._disk is not None:
-        replicated._disk._persistence.stop()
+        replicated._disk.persistence.stop()
         replicated._disk.log = None
 
 

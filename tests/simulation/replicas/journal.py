@@ -68,7 +68,7 @@ def replicas_watched(world: World, has_disk: bool) -> Iterator[None]:
         if os.access(_IN_MEMORY, os.W_OK):
             root = stack.enter_context(tempfile.TemporaryDirectory("replicas", dir=_IN_MEMORY))
             stack.enter_context(patch.object(tempfile, "tempdir", root))
-            stack.enter_context(patch.object(folder, "_VOLATILE", frozenset()))
+            stack.enter_context(patch.object(folder, "VOLATILE", frozenset()))
         stack.enter_context(patch.object(logs, "DiskThread", SimulatedThread))
         if not has_disk:
             stack.enter_context(patch.object(os, "fsync", lambda file: None))
