@@ -104,15 +104,6 @@ class WholeParameter:
         """Whether all numbers of the state are safe, so that no step fails because of them."""
         return all(is_safe_number(key, self.state[key].item()) for key in self._numbers)
 
-    def commit(self, store: VariableStore) -> None:
-        """Put the state into slot variables of the store."""
-        for key, value in self.state.items():
-            slot = self.slots[key]
-            if slot.value is value:
-                slot.version += 1
-            else:
-                store.put_value(slot.name, as_tensor(value, self.layout[key].dtype))
-
 
 class WholeGroup:
     """Variables that are stepped one by one, in place.
@@ -169,7 +160,12 @@ class WholeGroup:
 
     def commit(self, store: VariableStore) -> None:
         for each in self.parameters:
-            each.commit(store)
+            for key, value in each.state.items():
+                slot = each.slots[key]
+                if slot.value is value:
+                    slot.version += 1
+                else:
+                    store.put_value(slot.name, as_tensor(value, each.layout[key].dtype))
 
 
 # Larger vectors do not stay in a processor's cache from one operation to the next.

@@ -117,7 +117,8 @@ async def _frames(
             _count(state, reading, plan)
             frames: SentValues | AsyncGenerator[bytes, None]
             if segment is None or plan.layout.room > segment.nbytes:
-                made = map(encode_frame, split(message, await _tensors(state, plan)))
+                tensors = await state.compute.run(plan.tensors, plan.making)
+                made = map(encode_frame, split(message, tensors))
                 making = partial(state.compute.run, nbytes=_size(plan))
                 frames = SentValues(made, locks, making)
             else:
@@ -125,11 +126,6 @@ async def _frames(
             async with aclosing(frames):
                 async for frame in frames:
                     yield frame
-
-
-async def _tensors(state: ServerState, plan: ReadPlan) -> Sequence[torch.Tensor]:
-    making = sum(each.nbytes for each in plan.selected if not each.is_there)
-    return await state.compute.run(plan.tensors, making)
 
 
 def _size(plan: ReadPlan) -> int:
@@ -141,8 +137,7 @@ def _is_one_run(plan: ReadPlan) -> bool:
     if plan.nbytes <= CHUNK_BYTES:
         return True
     # It takes longer to look rows up than to copy them.
-    is_short = _size(plan) <= _RUN_BYTES
-    return is_short and all(each.is_there for each in plan.selected)
+    return _size(plan) <= _RUN_BYTES and not plan.making
 
 
 async def _placed(
@@ -152,7 +147,7 @@ async def _placed(
     if _is_one_run(plan):
         yield encode_filled(header, plan.layout, plan.fill, segment)
         return
-    tensors = await _tensors(state, plan)
+    tensors = await state.compute.run(plan.tensors, plan.making)
     chunks = plan.nbytes // (CHUNK_BYTES * _MOST_RUNS)
     size = max(_RUN_BYTES, CHUNK_BYTES * chunks)
     # A run of the least size counts as no work, so that it is placed on the event loop.

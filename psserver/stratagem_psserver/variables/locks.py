@@ -103,7 +103,7 @@ class VariableLocks:
                 await comes
         except BaseException:
             if comes.done() and not comes.cancelled():
-                self.release(name)
+                self.release([name])
             raise
         finally:
             holding.waits_for = None
@@ -116,28 +116,37 @@ class VariableLocks:
         holder = held if isinstance(held, Holding) else held.holder
         return holder.use if holder.waits_for is None else self._keeper(holder.waits_for)
 
-    def notify_when_contended(self, name: str, notify: Callable[[], None]) -> None:
+    def notify_when_contended(self, names: Iterable[str], notify: Callable[[], None]) -> None:
         """Call a function whenever another task begins to wait for a lock, until its release.
 
         Args:
-            name: The lock, which the caller holds.
+            names: The locks, which the caller holds.
             notify: The function; it is called at once if a task waits already.
         """
-        self._on_contention[name] = notify
-        held = self._held[name]
-        if isinstance(held, _Contended) and held.turns:
-            notify()
+        for name in names:
+            self._on_contention[name] = notify
+            held = self._held[name]
+            if isinstance(held, _Contended) and held.turns:
+                notify()
 
-    def release(self, name: str) -> None:
-        """Release a lock, or hand it to the task that has waited longest."""
-        self._on_contention.pop(name, None)
-        held = self._held[name]
-        while isinstance(held, _Contended) and held.turns:
-            comes, held.holder = held.turns.popleft()
-            if not comes.done():
-                held.holder.waits_for = None
-                return comes.set_result(None)
-        del self._held[name]
+    def release(self, names: Iterable[str]) -> None:
+        """Release locks, or hand each to the task that has waited longest for it."""
+        for name in names:
+            self._on_contention.pop(name, None)
+            held = self._held[name]
+            if not isinstance(held, _Contended) or not _hand_over(held):
+                del self._held[name]
+
+
+def _hand_over(held: _Contended) -> bool:
+    """Give a lock to the next task that still waits for it; return whether there is one."""
+    while held.turns:
+        comes, held.holder = held.turns.popleft()
+        if not comes.done():
+            held.holder.waits_for = None
+            comes.set_result(None)
+            return True
+    return False
 
 
 class Holding:
@@ -187,8 +196,8 @@ class Holding:
 
     def release(self) -> None:
         """Release all locks."""
-        while self._held:
-            self._locks.release(self._held.pop())
+        held, self._held = self._held, []
+        self._locks.release(reversed(held))
 
     def notify_when_contended(self, notify: Callable[[], None]) -> None:
         """Call a function whenever another task begins to wait for one of the locks.
@@ -199,5 +208,4 @@ class Holding:
             notify: The function; it is called at once if a task waits already. It may be called
                 more than once.
         """
-        for name in self._held:
-            self._locks.notify_when_contended(name, notify)
+        self._locks.notify_when_contended(self._held, notify)

@@ -338,6 +338,7 @@ class ReadPlan(NamedTuple):
         contents: The encoded `ReadContents` that describes the answer to the reader.
         layout: The layout of the values in shared memory.
         nbytes: The bytes of memory that it takes to prepare the values.
+        making: How many of these bytes no variable's memory contains as they are sent.
         owners: The owners of all variables, whose locks protect them.
         is_whole: Whether only whole variables and slices are sent, and no rows.
     """
@@ -348,6 +349,7 @@ class ReadPlan(NamedTuple):
     contents: bytes
     layout: SegmentLayout
     nbytes: int
+    making: int
     owners: frozenset[str]
     is_whole: bool
 
@@ -374,6 +376,7 @@ class ReadPlan(NamedTuple):
             contents=_contents(wanted, selected, layout),
             layout=layout,
             nbytes=sum([one.nbytes for one in selected]),
+            making=sum([one.nbytes for one in selected if not one.is_there]),
             owners=frozenset([one.owner for one in found]),
             is_whole=all([isinstance(one, Selected) for one in selected]),
         )
@@ -394,12 +397,14 @@ class ReadPlan(NamedTuple):
         rows = list(map(select_rows, joint, joint_rows))
         selected, wanted = [*self.selected, *rows], [*self.wanted, *[True] * len(rows)]
         layout = layout_of(tuple([one.kind for one in selected]))
+        making = sum([one.nbytes for one in rows])
         return self._replace(
             wanted=wanted,
             selected=selected,
             contents=_contents(wanted, selected, layout),
             layout=layout,
-            nbytes=self.nbytes + sum([one.nbytes for one in rows]),
+            nbytes=self.nbytes + making,
+            making=self.making + making,
             owners=self.owners.union([one.owner for each in joint for one in each]),
             is_whole=False,
         )
