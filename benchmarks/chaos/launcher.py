@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chaos.hosts.host import Host, Hosts
-from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.processes.child import start_program
-from stratagem_deploy.processes.process import share_of_cores
+from stratagem_deploy.clusters.servers import ServerCommand, ServerProcess
+from stratagem_deploy.processes.process import share_of_cores, start_program
 
 WORKERS = 2
 

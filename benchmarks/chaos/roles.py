@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.chaos.launcher import DRAIN_SECONDS
-from stratagem_deploy.clusters.server_process import ServerProcess
+from stratagem_deploy.clusters.servers import ServerProcess
 
 
 @dataclass(frozen=True)

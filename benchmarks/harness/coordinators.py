@@ -9,8 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_deploy.processes.process import Process, import_path
-from stratagem_deploy.processes.transcript import Transcript
+from stratagem_deploy.processes.process import Process, Transcript, import_path
 from stratagem_proto.secret_files import TOKEN_FILE
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from benchmarks.harness.table import Table
 from benchmarks.stalls.kinds import KINDS, Stall
 from benchmarks.stalls.scene import Scene
-from stratagem_deploy.watching.diagnosis.doctor import findings
+from stratagem_deploy.watching.doctor import findings
 
 # As of `stratagem doctor`.
 _PATIENCE_SECONDS = 2.0

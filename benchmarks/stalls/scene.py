@@ -17,8 +17,7 @@ from benchmarks.stalls.relay import Relay
 from benchmarks.stalls.training import Link, train
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.watching.asking import ServerAnswer, ask
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, ask
 
 SERVERS = WORKERS = 2
 

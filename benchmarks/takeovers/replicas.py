@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.listing import variables_of
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerPlace, ask
+from stratagem_deploy.watching.tables import variables_of
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_proto.v1.status_pb2 import GetStatusResponse

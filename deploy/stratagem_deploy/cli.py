@@ -5,20 +5,22 @@ What a subcommand needs is loaded by it, so that `--help` need not wait for PyTo
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from stratagem_deploy import logs, moving
 from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
-from stratagem_deploy.completion import CompletedGroup, reader
 from stratagem_deploy.dashboard import cli as dashboard
-from stratagem_deploy.logs import cli as logs
-from stratagem_deploy.moving import cli as moving
 from stratagem_deploy.watching import cli as watching
 from stratagem_deploy.watching.looks import nobody_to_ask
 from stratagem_proto.serving.pages import Page, ShownServer, offering
@@ -31,8 +33,37 @@ _THEIRS = {
     "allow_interspersed_args": False,
 }
 
+# The modules whose `app` reads the arguments of these commands. None of them loads PyTorch.
+_READERS = {
+    "run": "stratagem_deploy.running.cli",
+    "ps": "stratagem_psserver.cli",
+    "worker": "stratagem_worker.cli",
+}
+
+
+def _reader(command: str) -> typer.Typer:
+    """Return what reads the arguments of a command, and load it."""
+    app: typer.Typer = import_module(_READERS[command]).app
+    return app
+
+
+class _CompletedGroup(TyperGroup):
+    """A group of commands, some of which have their options elsewhere."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of a command, the command and its arguments.
+
+        While a shell completes a line (`resilient_parsing`), the command is the one that reads the
+        arguments, so that its options are looked up where they stand.
+        """
+        name, command, rest = super().resolve_command(ctx, args)
+        if ctx.resilient_parsing and name in _READERS:
+            command = typer.main.get_command(_reader(name))
+        return name, command, rest
+
+
 app = typer.Typer(
-    cls=CompletedGroup,
+    cls=_CompletedGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Parameter servers and workers for PyTorch.",
@@ -71,7 +102,7 @@ app.command()(dashboard.dashboard)
     help="Run a script on local servers and workers; see `stratagem run --help`.",
 )
 def run_script(context: typer.Context) -> None:
-    reader("run")(args=context.args, prog_name="stratagem run")
+    _reader("run")(args=context.args, prog_name="stratagem run")
 
 
 @app.command(
@@ -85,7 +116,7 @@ def serve_variables(context: typer.Context) -> None:
 
     environment.tune()
     with offering(_page_of):
-        reader("ps")(args=context.args, prog_name="stratagem ps")
+        _reader("ps")(args=context.args, prog_name="stratagem ps")
 
 
 @app.command(
@@ -96,12 +127,12 @@ def serve_variables(context: typer.Context) -> None:
 )
 def serve_functions(context: typer.Context) -> None:
     with offering(_page_of):
-        reader("worker")(args=context.args, prog_name="stratagem worker")
+        _reader("worker")(args=context.args, prog_name="stratagem worker")
 
 
 def _page_of(server: ShownServer) -> Page:
     # Few servers have one.
-    from stratagem_deploy.dashboard.server_page import ServerPage
+    from stratagem_deploy.dashboard.pages import ServerPage
 
     return ServerPage(server)
 
@@ -143,12 +174,53 @@ def health(
     Exit code: 0 if it serves, 1 if it does not, for instance while it drains, and 2 if it cannot be
     reached.
     """
-    from stratagem_deploy.health import check_health
+    from stratagem_proto.serving.settings import check_server_address
 
     with nobody_to_ask():
-        report = check_health(address, timeout)
-    typer.echo(report.to_json() if as_json else str(report))
-    raise typer.Exit(report.health)
+        check_server_address(address)
+    began = time.monotonic()
+    code, detail = _ask_health(address, timeout)
+    seconds = time.monotonic() - began
+    if as_json:
+        facts = {"address": address, "health": _HEALTH[code], "seconds": seconds, "detail": detail}
+        typer.echo(json.dumps(facts))
+    elif _HEALTH[code] == "UNREACHABLE":
+        typer.echo(f"{address} cannot be reached: {detail}")
+    else:
+        word = "does not serve" if code else "serves"
+        typer.echo(f"{address} {word} ({1000 * seconds:.0f} ms)")
+    raise typer.Exit(code)
+
+
+# By the exit codes.
+_HEALTH = ("SERVING", "NOT_SERVING", "UNREACHABLE")
+
+
+def _ask_health(address: str, timeout: float) -> tuple[int, str]:
+    """Return the exit code that says how a server is, and why it cannot be reached, or ""."""
+    import grpc
+    from grpc_health.v1 import health_pb2
+
+    from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS
+
+    # Probes have no certificates, so nothing is encrypted there.
+    with grpc.insecure_channel(address, options=ASKING_CHANNEL_OPTIONS) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                return _HEALTH.index("UNREACHABLE"), str(error.details())
+            return _HEALTH.index("UNREACHABLE"), (
+                "it does not answer health checks there. This is probably its main port; give the "
+                "one of --health-bind, by default a free one that its log names"
+            )
+    serves = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return _HEALTH.index("SERVING" if serves else "NOT_SERVING"), ""
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import stratagem
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.checkpoints.comparison import differences
+from stratagem_deploy.checkpoints.inspection import differences
 from stratagem_proto.checkpoint.folder import open_checkpoint
 
 from .log import Batch

@@ -26,7 +26,7 @@ from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.meeting import WorkerPlace
 from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.wire.channel import Deadlines
 from tests.client.clusters import Cluster

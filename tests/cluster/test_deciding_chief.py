@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.clusters.standings import replica_standings
+from stratagem_deploy.clusters.servers import replica_standings
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_PRIMARY
 from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving

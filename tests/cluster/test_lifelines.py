@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from stratagem._multi_worker.links import Lifelines, Links
 from stratagem._multi_worker.meeting import WorkerPlace
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from tests.deploy.processes.process_tree import python
 from tests.interrupts import interrupt, interruptible

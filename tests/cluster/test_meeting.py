@@ -12,7 +12,7 @@ import pytest
 from stratagem._multi_worker import meeting
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.meeting import Meeting, WorkerPlace
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

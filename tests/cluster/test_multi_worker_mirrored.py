@@ -29,8 +29,8 @@ from stratagem._multi_worker.links import Links
 from stratagem._multi_worker.meeting import WorkerPlace
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.process import import_path
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,

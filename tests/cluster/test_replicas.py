@@ -15,8 +15,7 @@ from benchmarks.takeovers.__main__ import ROUNDS
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.watching.asking import ServerAnswer, ask
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, ask
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.replica_addresses import replica_addresses
 from tests.cluster.training import PATIENCE, STEPS, WORKERS, expected, strategies, trained

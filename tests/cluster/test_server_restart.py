@@ -13,7 +13,7 @@ import torch
 
 import stratagem
 from stratagem import ParameterServerStrategy, Variable
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.processes.resources import ReservedAddresses
 from tests.checkpoints import load_from
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN

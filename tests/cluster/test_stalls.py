@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.stalls.kinds import KINDS
 from benchmarks.stalls.scene import Scene
-from stratagem_deploy.watching.diagnosis.doctor import findings
+from stratagem_deploy.watching.doctor import findings
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.diagnosis.doctor import findings
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerPlace, ask
+from stratagem_deploy.watching.doctor import findings
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

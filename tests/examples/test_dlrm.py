@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from examples.clicks.log import MEASUREMENTS, ROWS, ClickLog
-from stratagem_deploy.checkpoints.listing import contents
+from stratagem_deploy.checkpoints.inspection import contents
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.deploy.processes.process_tree import python
 

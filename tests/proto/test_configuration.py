@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stratagem_deploy.running.cli import RunCommandOptions
+from stratagem_deploy.running.run import RunOptions
 from stratagem_proto.configuration.commands import default_of
 from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "deploying.md"
 MODELS: tuple[type[ProcessSettings], ...] = (
     ServerOptions,
     WorkerOptions,
-    RunCommandOptions,
+    RunOptions,
 )
 
 

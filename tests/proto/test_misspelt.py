@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.running.cli import RunCommandOptions
+from stratagem_deploy.running.run import RunOptions
 from stratagem_proto.configuration.model import _OTHERS, ProcessSettings, misspelt, variable
 from stratagem_psserver.cli import ServerOptions
 from stratagem_worker.cli import WorkerOptions
 
-KINDS: list[type[ProcessSettings]] = [ServerOptions, WorkerOptions, RunCommandOptions]
+KINDS: list[type[ProcessSettings]] = [ServerOptions, WorkerOptions, RunOptions]
 ROOT = Path(__file__).parents[2]
 PREFIX = "STRATAGEM_"
 

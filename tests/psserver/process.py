@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratagem_deploy.processes.child import start_program
-from stratagem_deploy.processes.forking.fork_server import start_forked
-from stratagem_deploy.processes.process import Process, import_path
-from stratagem_deploy.processes.transcript import Transcript
+from stratagem_deploy.processes.fork_server import start_forked
+from stratagem_deploy.processes.process import Process, Transcript, import_path, start_program
 from tests.waiting import eventually
 
 PATIENCE = 60.0

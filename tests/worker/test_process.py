@@ -15,7 +15,7 @@ import pytest
 from stratagem._shipping.call import FunctionCall
 from stratagem._worker_client.wire import ClosureFailure, FailureKind
 from stratagem.config import list_logical_devices
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.client.coordinator import importable_steps
 from tests.conftest import TOKEN

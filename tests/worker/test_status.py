@@ -6,8 +6,7 @@ import threading
 
 import torch
 
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerPlace, ask
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.server import WorkerServer

@@ -23,11 +23,15 @@ from itertools import takewhile
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
-from stratagem._core.waiting import Guard, guarded_by
-from stratagem._ps_client.write_behind import SentWrite
-from stratagem._shipping.loader import Loader
-from stratagem._shipping.outcome_forms import PLAIN, OutcomeForm
-from stratagem._shipping.pickling import words_of
+from stratagem._for_workers import (
+    PLAIN,
+    Guard,
+    Loader,
+    OutcomeForm,
+    SentWrite,
+    guarded_by,
+    words_of,
+)
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.lines import LineSplitter, visible
 from stratagem_proto.server_log import LOG

@@ -13,12 +13,14 @@ from typing import NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from stratagem._core.device_names import list_logical_devices
-from stratagem._remote_kinds import KINDS
-from stratagem._shipping.kinds import WorkerTask
-from stratagem._shipping.loader import Loader
-from stratagem._shipping.outcome_forms import form_for
-from stratagem._worker_client.link import this_runtime
+from stratagem._for_workers import (
+    KINDS,
+    Loader,
+    WorkerTask,
+    form_for,
+    list_logical_devices,
+    this_runtime,
+)
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

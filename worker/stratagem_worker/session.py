@@ -12,10 +12,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from stratagem._core.contexts import clear_remains, on_worker
-from stratagem._ps_client.names import running
-from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._shipping.loader import Loader
+from stratagem._for_workers import (
+    Backlog,
+    Loader,
+    WritesBehind,
+    clear_remains,
+    on_worker,
+    running,
+    writing_behind,
+)
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.rpc_boundary import DirectContext

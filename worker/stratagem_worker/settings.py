@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stratagem._shipping.import_allowlist import AnyCode, LoadableCode, NamedCode
+from stratagem._for_workers import AnyCode, LoadableCode, NamedCode
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from benchmarks.chaos.hosts.host import Direction, Host
 from benchmarks.stalls.relay import Relay
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.wire.channel import GRPC, VARIABLE
 
 

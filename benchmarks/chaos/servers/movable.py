@@ -13,10 +13,9 @@ from benchmarks.chaos.strikes import Kind, Strike
 from stratagem import Servers, StratagemError
 from stratagem._ps_client.session import Identity
 from stratagem._ps_client.survey import ServerCalls, surveyed
-from stratagem_deploy.clusters.replication import replica_options
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.listing import variables_of
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.clusters.plan import replica_options
+from stratagem_deploy.watching.asking import ServerPlace, ask
+from stratagem_deploy.watching.tables import variables_of
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.servers_pb2 import DescribeServerResponse
 from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR

@@ -12,9 +12,8 @@ from benchmarks.chaos.strikes import Kind
 from benchmarks.takeovers.replicas import Replicas
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_deploy.clusters.replicated_server import ReplicatedServer
-from stratagem_deploy.clusters.replication import replica_options
-from stratagem_deploy.clusters.server_process import ServerProcess
+from stratagem_deploy.clusters.plan import replica_options
+from stratagem_deploy.clusters.servers import ReplicatedServer, ServerProcess
 
 _SERVERS = 2
 _VERIFY_SECONDS = 2.0

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from stratagem_deploy.certificates.subjects import completed_subjects
+from stratagem_deploy.output import exit_on, table_console
 from stratagem_proto.certificates.presented import not_installed
 from stratagem_proto.errors import StratagemError
 
@@ -23,6 +26,7 @@ app = typer.Typer(
 
 _AUTHORITY = Path("certs")
 _UNDONE = 2
+_TIME = "%F %T UTC"
 
 AuthorityFolder = Annotated[
     Path, typer.Option("--authority", help="Folder with ca.crt and ca.key, as init makes it.")
@@ -36,18 +40,15 @@ Days = Annotated[float, typer.Option("--days", min=0.001, help="For how many day
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Print errors and exit with the code for them."""
-    try:
-        yield
-    except ImportError as error:
-        typer.echo(f"stratagem: {not_installed()}", err=True)
-        raise typer.Exit(_UNDONE) from error
-    except (StratagemError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_UNDONE) from error
+    """End the command with the message of an error."""
+    with exit_on(_UNDONE, StratagemError, OSError, ImportError):
+        try:
+            yield
+        except ImportError as error:
+            raise not_installed() from error
 
 
-def _tell(folders: list[Path], as_json: bool) -> None:
+def _print_folders(folders: list[Path], as_json: bool) -> None:
     names = [str(folder) for folder in folders]
     typer.echo(json.dumps(names) if as_json else "\n".join(names))
 
@@ -69,7 +70,7 @@ def init(
         from stratagem_deploy.certificates.authority import Authority
 
         Authority.new(cluster, days).write(folder)
-        _tell([folder], as_json)
+        _print_folders([folder], as_json)
 
 
 @app.command()
@@ -107,7 +108,7 @@ def issue(
         folders = [(out or authority) / each.folder for each in subjects]
         for folder, each in zip(folders, subjects, strict=True):
             signer.certify(each.role, each.job, each.task, folder, days)
-        _tell(folders, as_json)
+        _print_folders(folders, as_json)
 
 
 @app.command()
@@ -130,7 +131,7 @@ def renew(
         signer = Authority.read(authority)
         for folder, each in [(folder, signer.certified(folder)) for folder in folders]:
             signer.certify(each.role, each.job, each.task, folder, days)
-        _tell(folders, as_json)
+        _print_folders(folders, as_json)
 
 
 @app.command()
@@ -143,10 +144,35 @@ def show(
     Exit code: 0 when all are valid, and 2 if one is not.
     """
     with _answering():
-        from stratagem_deploy.certificates.listing import described, table
+        listed = [_facts(folder) for folder in folders]
+    if as_json:
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("folder", "cluster", "task", "role", "valid until", "days left"):
+        shown.add_column(heading, overflow="fold")
+    for each in listed:
+        days = f"{each['days_left']:,.1f}"
+        cells = (each[name] for name in ("folder", "cluster", "task", "role", "valid_until"))
+        shown.add_row(*map(str, cells), days)
+    table_console().print(shown)
 
-        listed = [described(folder) for folder in folders]
-        if as_json:
-            typer.echo(json.dumps(listed, indent=2))
-        else:
-            table(listed)
+
+def _facts(folder: Path) -> dict[str, str | float]:
+    """Return what the certificate in a folder says; raise as `read_certificates`."""
+    from stratagem_proto.certificates.folder import read_certificates
+
+    found = read_certificates(folder)
+    identity, leaf = found.identity, found.leaf
+    left = leaf.not_valid_after_utc - datetime.now(timezone.utc)
+    return {
+        "folder": str(folder),
+        "cluster": identity.cluster,
+        "role": identity.role,
+        "task": f"{identity.job}:{identity.task}" if identity.job else "",
+        "id": identity.uri,
+        "serial": f"{leaf.serial_number:x}",
+        "valid_from": leaf.not_valid_before_utc.strftime(_TIME),
+        "valid_until": leaf.not_valid_after_utc.strftime(_TIME),
+        "days_left": round(left.total_seconds() / 86_400, 2),
+    }

@@ -1,12 +1,14 @@
-"""Whom a certificate is for, as the command line names them."""
+"""Whom a certificate is for, and the authority of a cluster that has no other one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from stratagem_proto.certificates.identity import ROLES
+from stratagem_proto.certificates.presented import VARIABLE, not_installed
 from stratagem_proto.errors import InvalidArgumentError
 
 _TASK = re.compile(r"([^:=]+):([0-9]{1,9})(?:=(.+))?")
@@ -17,6 +19,9 @@ _ROLES_OF_JOBS = {
     "worker": "worker",
     "evaluator": "evaluator",
 }
+
+# Longer than a cluster of this machine lives; the keys are in a directory that goes with it.
+_DAYS = 3650
 
 
 class Subject(NamedTuple):
@@ -70,3 +75,33 @@ def completed_subjects(incomplete: str) -> Iterator[str]:
     yield from (f"{job}:0" for job in _ROLES_OF_JOBS)
     task, equals, _ = incomplete.rpartition("=")
     yield from (f"{task}{equals}{role}" for role in ROLES)
+
+
+class LocalAuthority:
+    """Certifies the processes of one cluster of this machine, and ends with it.
+
+    Args:
+        directory: Where their certificates go, which only this user reads.
+
+    Raises:
+        ImportError: The package cryptography is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from stratagem_deploy.certificates.authority import Authority
+        except ImportError as error:
+            raise not_installed() from error
+        self._authority = Authority.new("local", _DAYS)
+        self._directory = directory / "certificates"
+
+    def folder(self, subject: Subject) -> Path:
+        """Return the certificates of a process."""
+        folder = self._directory / subject.folder
+        if not folder.exists():
+            self._authority.certify(subject.role, subject.job, subject.task, folder, _DAYS)
+        return folder
+
+    def environment(self, subject: Subject) -> dict[str, str]:
+        """Return an environment in which a process has its certificates."""
+        return {VARIABLE: str(self.folder(subject))}

@@ -11,19 +11,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratagem_proto.checkpoint.folder import CheckpointPolicy, policy_of_environment
+from stratagem_deploy.output import exit_on
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
     PermissionDeniedError,
-    StratagemError,
 )
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.stores.places import Place, shared_place
+
+if TYPE_CHECKING:
+    from stratagem_proto.checkpoint.folder import CheckpointPolicy
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at checkpoints, check them, and write them in other forms."
@@ -57,19 +59,13 @@ _NO, _UNANSWERED = 1, 2
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Print errors and exit with the code for them."""
-    try:
-        yield
-    except (DataLossError, PermissionDeniedError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_NO) from error
-    except FileExistsError as error:
-        where = repr(str(error.filename)) if error.filename else str(error)
-        typer.echo(f"stratagem: {where} exists; delete it, or give another place", err=True)
-        raise typer.Exit(_UNANSWERED) from error
-    except (StratagemError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(_UNANSWERED) from error
+    """End the command with the message of an error, and the code for it."""
+    with exit_on(_UNANSWERED), exit_on(_NO, DataLossError, PermissionDeniedError):
+        try:
+            yield
+        except FileExistsError as error:
+            where = repr(str(error.filename)) if error.filename else str(error)
+            raise FileExistsError(f"{where} exists; delete it, or give another place") from error
 
 
 @app.command()
@@ -78,7 +74,7 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
 
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read.
     """
-    from stratagem_deploy.checkpoints.listing import contents, table
+    from stratagem_deploy.checkpoints.inspection import contents, table
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():
@@ -97,7 +93,7 @@ def verify(source: Source, as_json: AsJson = False) -> None:
 
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """
-    from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_proto.checkpoint.folder import open_checkpoint, policy_of_environment
     from stratagem_proto.checkpoint.wholes import wholes_of
 
     with _answering():
@@ -128,8 +124,8 @@ def export_file(
     the file cannot be written.
     """
     from stratagem_deploy.checkpoints.dcp import export_dcp
-    from stratagem_deploy.checkpoints.exports import export
-    from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_deploy.checkpoints.writing import export
+    from stratagem_proto.checkpoint.folder import open_checkpoint, policy_of_environment
 
     if form is Format.dcp and stored_rows:
         raise typer.BadParameter("--stored-rows is for --format safetensors")
@@ -182,6 +178,8 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
     elif prefix or optimizer:
         raise typer.BadParameter("--prefix and --optimizer are for --format dcp")
     else:
+        from stratagem_proto.checkpoint.folder import CheckpointPolicy
+
         # Whoever imports a file says that it is to be trusted.
         _write_anew(source, CheckpointPolicy(), target, servers, keep, as_json)
 
@@ -189,8 +187,7 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
 def _import_dcp(
     source: Path, names: tuple[str, str, str], target: Path, servers: int, keep: int, as_json: bool
 ) -> None:
-    from stratagem_deploy.checkpoints.dcp import SavedByTorch, import_dcp
-    from stratagem_deploy.checkpoints.torch_names import TorchNames
+    from stratagem_deploy.checkpoints.dcp import SavedByTorch, TorchNames, import_dcp
 
     with _answering():
         saved = SavedByTorch(_folder_of_dcp(source), TorchNames(*names))
@@ -234,8 +231,8 @@ def _write_anew(  # one parameter for each option
     keep: int,
     as_json: bool,
 ) -> None:
-    from stratagem_deploy.checkpoints.resharding import reshard as written
-    from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_deploy.checkpoints.writing import reshard as written
+    from stratagem_proto.checkpoint.folder import open_checkpoint, policy_of_environment
 
     with _answering():
         checkpoint = open_checkpoint(shared_place(source), policy or policy_of_environment())
@@ -271,7 +268,7 @@ def sign(
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read, or if
     the copy cannot be written.
     """
-    from stratagem_deploy.checkpoints.signing import sign as signed
+    from stratagem_deploy.checkpoints.writing import sign as signed
     from stratagem_proto.checkpoint.folder import open_checkpoint
     from stratagem_proto.stores import store_of
 
@@ -294,7 +291,7 @@ def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
     Exit code: 0 if they are the same, 1 if they differ or one is damaged, and 2 if one cannot be
     read.
     """
-    from stratagem_deploy.checkpoints.comparison import differences
+    from stratagem_deploy.checkpoints.inspection import differences
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
     with _answering():

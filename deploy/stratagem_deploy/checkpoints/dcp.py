@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
@@ -18,20 +19,79 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stratagem_deploy.checkpoints.resharding import reshard
-from stratagem_deploy.checkpoints.torch_names import TorchNames
+from stratagem_deploy.checkpoints.writing import reshard
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.wholes import wholes_of
-from stratagem_proto.errors import DataLossError, NotFoundError
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
+from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName, names_optimizer
 from stratagem_proto.stores.local import LocalFolder
 from stratagem_proto.stores.places import Place
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+
+
+@dataclass(frozen=True)
+class TorchNames:
+    """Which tensors are taken, and their names here.
+
+    Attributes:
+        prefix: What the names of a model's tensors begin with, and a point, as in "model" of
+            {"model": module.state_dict()}; "" takes all.
+        optimizer_key: The same of an optimizer's state, as in "optim" of {"optim":
+            get_optimizer_state_dict(module, optimizer)}; "" takes none.
+        optimizer: The name of that optimizer here, such as "Adam".
+    """
+
+    prefix: str = ""
+    optimizer_key: str = ""
+    optimizer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.optimizer_key and not names_optimizer(self.optimizer):
+            raise InvalidArgumentError(
+                f"no optimizer is called {self.optimizer!r}; its name is that of its "
+                f"class, such as Adam, or Adam_1: {', '.join(OPTIMIZERS)}"
+            )
+
+    def chosen(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the names here of those that are taken, by torch's names.
+
+        Raises:
+            InvalidArgumentError: State belongs to no tensor that is taken.
+        """
+        found = {name: own for name in names if (own := self._own(name)) is not None}
+        model = {own for name, own in found.items() if not self._is_state(name)}
+        for name in filter(self._is_state, found):
+            variable = found[name].rsplit("/", 2)[0]
+            if variable not in model:
+                raise InvalidArgumentError(
+                    f"{name!r} is state of {variable!r}, which is no tensor of the "
+                    f"model under {self.prefix!r}. optimizer.state_dict() only numbers "
+                    "its parameters: save what torch.distributed.checkpoint.state_dict."
+                    "get_optimizer_state_dict(module, optimizer) returns, which names "
+                    "them"
+                )
+        return found
+
+    def _own(self, name: str) -> str | None:
+        if self._is_state(name):
+            start = len(f"{self.optimizer_key}.state.")
+            variable, _, key = name[start:].rpartition(".")
+            return str(SlotName(variable, self.optimizer, key))
+        if self.optimizer_key and name.startswith(f"{self.optimizer_key}."):
+            return None
+        begin = f"{self.prefix}." if self.prefix else ""
+        return name.removeprefix(begin) if name.startswith(begin) else None
+
+    def _is_state(self, name: str) -> bool:
+        key = self.optimizer_key
+        return bool(key) and name.startswith(f"{key}.state.")
+
 
 # torch reads the description of a whole checkpoint for each call.
 _BATCH_BYTES = 1 << 28
@@ -51,11 +111,7 @@ def _alone() -> Iterator[None]:
 
 
 class _ReadWhenWritten(DefaultSavePlanner):
-    """Reads each tensor only when torch writes it, so that one is in memory at a time.
-
-    Args:
-        checkpoint: Where the values are.
-    """
+    """Reads each tensor only when torch writes it, so that one is in memory at a time."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -130,7 +186,15 @@ class SavedByTorch:
     def __init__(self, path: Path, names: TorchNames | None = None) -> None:
         self._path = path
         names = names or TorchNames()
-        entries = _description(path).state_dict_metadata
+        try:
+            entries = FileSystemReader(path).read_metadata().state_dict_metadata
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"{str(path)!r} is no folder of torch.distributed.checkpoint: it has no file "
+                ".metadata"
+            ) from error
+        except (UnpicklingError, EOFError, AttributeError, ImportError) as error:
+            raise _damaged(path, error) from error
         tensors = {
             name: entry
             for name, entry in entries.items()
@@ -148,12 +212,10 @@ class SavedByTorch:
 
     def contents(self) -> list[Content]:
         """Return what is there, under the names here."""
-        found = []
-        for name, entry in self._tensors.items():
-            tensor = spec_of(_empty(entry, device="meta"))
-            spec = VariableSpec(name=self._names[name], tensor=tensor)
-            found.append(Content(spec))
-        return found
+        return [
+            Content(VariableSpec(name=self._names[name], tensor=spec_of(_empty(entry, "meta"))))
+            for name, entry in self._tensors.items()
+        ]
 
     def values(self) -> Iterator[torch.Tensor]:
         """Yield the tensors, those of several files or ranks put together.
@@ -185,16 +247,7 @@ class SavedByTorch:
 
 
 def import_dcp(source: SavedByTorch, root: Place, servers: int, keep: int) -> Place:
-    """Make a checkpoint for some number of servers of one that torch wrote.
-
-    Args:
-        source: What torch wrote.
-        root: The folder of checkpoints that gets it.
-        servers: How many servers there are to be.
-        keep: How many checkpoints `root` keeps.
-
-    Returns:
-        The new checkpoint.
+    """Make a checkpoint of one that torch wrote, as `reshard` does; return it.
 
     Raises:
         DataLossError: What torch wrote is damaged.
@@ -206,17 +259,6 @@ def import_dcp(source: SavedByTorch, root: Place, servers: int, keep: int) -> Pl
         file = Path(folder) / "all.safetensors"
         write_part(LocalFolder.at(file.parent), file.name, source.contents(), source.values())
         return reshard(open_checkpoint(file), root, servers, keep)
-
-
-def _description(path: Path) -> Metadata:
-    try:
-        return FileSystemReader(path).read_metadata()
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            f"{str(path)!r} is no folder of torch.distributed.checkpoint: it has no file .metadata"
-        ) from error
-    except (UnpicklingError, EOFError, AttributeError, ImportError) as error:
-        raise _damaged(path, error) from error
 
 
 def _empty(entry: TensorStorageMetadata, device: str = "cpu") -> torch.Tensor:

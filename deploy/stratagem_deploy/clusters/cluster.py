@@ -2,20 +2,105 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from typing_extensions import Self
 
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_deploy.clusters.call import WorkerCall
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
-from stratagem_deploy.clusters.team import Team
-from stratagem_deploy.clusters.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.unclosed import Unclosed, join_last_threads
+
+_GRACE_SECONDS = 2.0
+_GLANCE_SECONDS = 0.05
+
+
+class Worker(Protocol):
+    """One worker; it does something only while a call is made on it."""
+
+    def make(self, call: WorkerCall) -> Outcome:
+        """Make a call, and return its outcome once it has ended or was ended."""
+
+    def end_call(self, grace: float) -> None:
+        """End the call that is being made, if there is one. It may be asked again."""
+
+
+def no_process(name: str, cluster: str) -> FailedPreconditionError:
+    """Return the error of acting on a worker that makes no call."""
+    return FailedPreconditionError(
+        f"{name} has no process now; it has one while {cluster}.run() waits for its function"
+    )
+
+
+class _Team:
+    """Runs one call on each worker at the same time; the first failure ends all."""
+
+    def __init__(self, workers: Sequence[Worker], begin: Callable[[], None]) -> None:
+        self._workers = workers
+        self._begin = begin
+        self._busy = threading.Lock()
+
+    def run(self, calls: Sequence[WorkerCall]) -> list[Any]:
+        """Make each call on the worker of its index; return the results."""
+        if not self._busy.acquire(blocking=False):
+            raise FailedPreconditionError(
+                "the workers of this cluster are running a function already; wait for "
+                "that run() to return, or make a second cluster"
+            )
+        try:
+            self._begin()
+            return self._run(calls)
+        finally:
+            self._busy.release()
+
+    def _run(self, calls: Sequence[WorkerCall]) -> list[Any]:
+        outcomes: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
+        over = threading.Event()
+        results: dict[int, Any] = {}
+
+        def make(index: int, worker: Worker, call: WorkerCall) -> None:
+            if over.is_set():
+                return
+            try:
+                outcome = worker.make(call)
+            except Exception as error:
+                outcome = Outcome(error=error, traceback=traceback.format_exc())
+            outcomes.put((index, outcome))
+
+        threads = [
+            threading.Thread(target=make, args=(index, *made), daemon=True)
+            for index, made in enumerate(zip(self._workers, calls, strict=True))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            while len(results) < len(calls):
+                index, outcome = outcomes.get()
+                results[index] = outcome.result_of("worker", index)
+        finally:
+            # Ctrl-C may have come while threads were being started: they find that it is over.
+            over.set()
+            self._finish(threads)
+        return [results[index] for index in range(len(calls))]
+
+    def _finish(self, threads: Sequence[threading.Thread]) -> None:
+        """End the calls that are being made, or are just about to be."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        working = [one for one in zip(self._workers, threads, strict=True) if one[1].is_alive()]
+        while working and time.monotonic() < deadline:
+            for worker, _ in working:
+                worker.end_call(max(0.0, deadline - time.monotonic()))
+            for _, thread in working:
+                thread.join(_GLANCE_SECONDS)
+            working = [one for one in working if one[1].is_alive()]
 
 
 class Cluster(ABC):
@@ -23,7 +108,7 @@ class Cluster(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._team: Team | None = None
+        self._team: _Team | None = None
 
     def __repr__(self) -> str:
         name, counts = type(self).__name__, self._plan.counts
@@ -61,7 +146,7 @@ class Cluster(ABC):
                 f"{self!r} was started before; call close() first to start it anew, without what "
                 "its servers hold"
             )
-        self._team = Team(self._start(), self._begin_run)
+        self._team = _Team(self._start(), self._begin_run)
         _unclosed.add(self)
         return self
 
@@ -154,7 +239,7 @@ class Cluster(ABC):
                 f"tasks of ps and {counts['worker']} of worker, from index 0"
             )
 
-    def _require_running(self) -> Team:
+    def _require_running(self) -> _Team:
         if self._team is None:
             name = type(self).__name__
             raise FailedPreconditionError(

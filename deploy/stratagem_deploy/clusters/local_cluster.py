@@ -12,19 +12,13 @@ from pathlib import Path
 
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver, TFConfigClusterResolver
-from stratagem_deploy.certificates.local_authority import LocalAuthority
-from stratagem_deploy.certificates.subjects import Subject
-from stratagem_deploy.clusters.cluster import Cluster
-from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
-from stratagem_deploy.clusters.plan import planned
-from stratagem_deploy.clusters.replicated_server import ReplicatedServer, Which
-from stratagem_deploy.clusters.replication import arbiter_folder, check_servers
-from stratagem_deploy.clusters.servers import RestartableServer, serving
-from stratagem_deploy.clusters.storage import storage
-from stratagem_deploy.clusters.workers import LocalWorker, Worker
-from stratagem_deploy.output.screen import Screen
-from stratagem_deploy.processes.addresses import ReservedAddresses
-from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_deploy.certificates.subjects import LocalAuthority, Subject
+from stratagem_deploy.clusters.cluster import Cluster, Worker
+from stratagem_deploy.clusters.local_tasks import LocalWorker, Tasks, processes, threads
+from stratagem_deploy.clusters.plan import Storage, arbiter_folder, check_servers, planned
+from stratagem_deploy.clusters.servers import ReplicatedServer, RestartableServer, Which, serving
+from stratagem_deploy.output import Screen
+from stratagem_deploy.processes.resources import PrivateDirectory, ReservedAddresses
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_psserver.settings import Durability
@@ -105,7 +99,7 @@ class LocalCluster(Cluster):
                 this process is a worker of a cluster already, as under `stratagem run`.
         """
         _require_no_task()
-        folders = storage(restore, durability, durability_folder, policy)
+        folders = Storage.at(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
         check_servers(ps, folders, replicas, movable)
         super().__init__(replace(plan, movable=movable, tls=tls))

@@ -1,18 +1,244 @@
-"""The plan of a cluster: its tasks and the settings of its servers."""
+"""What a cluster is to be: its tasks, what its servers keep on disk, and their replicas."""
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from stratagem_deploy.clusters.storage import Storage
-from stratagem_proto.errors import InvalidArgumentError
-from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
-from stratagem_worker.server import WorkerServer
-from stratagem_worker.settings import WorkerSettings
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from stratagem_proto.stores.places import absolute_place, shared_place
+from stratagem_psserver.settings import MOST_REPLICAS, Durability, ServerSettings
+
+if TYPE_CHECKING:
+    from stratagem_proto.serving.policy import AccessPolicy
+    from stratagem_psserver.server import ParameterServer
+    from stratagem_worker.server import WorkerServer
+
+_LOG = logging.getLogger("stratagem")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Files and folders of parameter servers.
+
+    Attributes:
+        restore: Absolute path or URL of the folder of checkpoints that they begin with; "" to begin
+            with nothing.
+        durability: What the end of a server may lose, as in `ServerSettings`.
+        durability_folder: Absolute path of the folder for what durability needs; "" if it needs
+            nothing.
+        policy: Absolute path of the file that says what tasks and roles may do; "" if their roles
+            alone say it.
+
+    Raises:
+        InvalidArgumentError: There is a durability without a folder, or a folder without one; or
+            the policy cannot be read, or a line of it is not valid.
+    """
+
+    restore: str = ""
+    durability: Durability = "none"
+    durability_folder: str = ""
+    policy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.durability != "none" and not self.durability_folder:
+            raise InvalidArgumentError(
+                f"durability {self.durability!r} needs a folder on a disk; name it by "
+                "--durability-folder or durability_folder="
+            )
+        if self.durability == "none" and self.durability_folder:
+            raise InvalidArgumentError(
+                f"nothing is kept in the folder {self.durability_folder!r} without a durability; "
+                "give 'log' or 'snapshot' by --durability or durability=, or leave the folder out"
+            )
+        self._read_policy()
+
+    def _read_policy(self) -> AccessPolicy | None:
+        if not self.policy:
+            return None
+        # It loads PyTorch, for which commands without policies do not wait.
+        from stratagem_proto.serving.policy import read_policy
+
+        return read_policy(Path(self.policy))
+
+    @classmethod
+    def at(
+        cls,
+        restore: str | os.PathLike[str] | None,
+        durability: Durability = "none",
+        durability_folder: str | os.PathLike[str] | None = None,
+        policy: str | os.PathLike[str] | None = None,
+    ) -> Storage:
+        """Return files and folders by paths that may be relative; it raises like `Storage`."""
+        place = "" if restore is None else str(shared_place(absolute_place(restore)))
+        folder, rules = (
+            "" if path is None else os.path.abspath(path) for path in (durability_folder, policy)
+        )
+        return cls(place, durability, folder, rules)
+
+    def check_written_by(self, ps: int) -> None:
+        """Check that so many servers have written the checkpoint that servers begin with, if any.
+
+        Each server restores its own part, so the parts that fewer servers leave would be missing.
+
+        Raises:
+            FailedPreconditionError: Another number of servers has.
+        """
+        if not self.restore:
+            return
+        # It loads torch, for which commands without checkpoints do not wait.
+        from stratagem_proto.checkpoint.folder import open_checkpoint
+
+        try:
+            checkpoint = open_checkpoint(shared_place(self.restore))
+        except NotFoundError:
+            # As before the first save; or the name is misspelt.
+            _LOG.warning("no checkpoint is in %r; servers begin with nothing", self.restore)
+            return
+        except DataLossError:
+            # Servers say what is damaged.
+            return
+        if (written := len(checkpoint.index.servers)) != ps:
+            by, remedy = f"{written} servers wrote it", f"Start {written}, or begin"
+            if not written:
+                by, remedy = "no servers, but a command or a program wrote it", "Begin"
+            raise FailedPreconditionError(
+                f"{ps} parameter servers cannot begin with {self.restore!r}: {by}, and each "
+                f"restores only its own part. {remedy} without it and let the program restore it "
+                "by strategy.restore(), which takes any number of servers"
+            )
+
+    @property
+    def outlives_servers(self) -> bool:
+        """Whether a server that has ended goes on where it was when it is started again."""
+        return self.durability == "log"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """These as settings of a server, by name."""
+        return {**asdict(self), "policy": self._read_policy()}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of a server's command line."""
+        restore = ("--restore", self.restore) if self.restore else ()
+        policy = ("--policy", self.policy) if self.policy else ()
+        if self.durability == "none":
+            return (*restore, *policy)
+        folder = "--durability-folder", self.durability_folder
+        return (*restore, *policy, "--durability", self.durability, *folder)
+
+
+def check_servers(ps: int, storage: Storage, replicas: int = 1, movable: bool = False) -> None:
+    """Check that the parameter servers of a cluster can be what they are to be.
+
+    Args:
+        ps: Their number.
+        storage: What they find on disk, and keep there.
+        replicas: How many replicas each task has.
+        movable: Whether tasks may move between them.
+
+    Raises:
+        InvalidArgumentError: They cannot.
+        FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
+    """
+    storage.check_written_by(ps)
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise InvalidArgumentError(
+            f"{replicas} replicas of each parameter server cannot be; ask for 1, or for "
+            f"{MOST_REPLICAS}: a primary and a backup"
+        )
+    if replicas > 1 and not ps:
+        raise InvalidArgumentError(
+            f"a cluster without parameter servers has no use for {replicas} replicas; ask for "
+            "servers, or leave the replicas out"
+        )
+    if replicas > 1 and storage.durability == "snapshot":
+        raise InvalidArgumentError(
+            "replicas cannot have durability 'snapshot': one that is started again would have a "
+            "state of the past. Use 'log', or 'none', with which the other replica has the state"
+        )
+    if not movable:
+        return
+    if not ps:
+        raise InvalidArgumentError(
+            "a cluster without parameter servers has no tasks that could move; ask for servers, or "
+            "leave movable out"
+        )
+    if replicas > 1:
+        raise InvalidArgumentError(
+            "servers that have replicas keep their tasks; ask for replicas=1, or leave movable out"
+        )
+    if storage.durability == "snapshot":
+        raise InvalidArgumentError(
+            "tasks cannot move with durability 'snapshot': a server that is started again would "
+            "have a state of the past. Use 'log' or 'none'"
+        )
+
+
+def arbiter_folder(storage: Storage, private: Path) -> Path:
+    """Return where an arbiter of this host keeps which replica serves.
+
+    If servers keep something on disk, the arbiter has to as well; else it is in a private folder,
+    which ends with the cluster.
+    """
+    root = Path(storage.durability_folder or private)
+    root.mkdir(parents=True, exist_ok=True)
+    return root / "arbiter"
+
+
+def replica_settings(
+    replicas: int, replica: int, arbiter: Path, movable: bool
+) -> Mapping[str, int | str]:
+    """Return the settings by which a task has several processes, or may move; else none."""
+    if replicas == 1:
+        return {"arbiter": f"file:{arbiter}"} if movable else {}
+    return {"replicas": replicas, "replica": replica, "arbiter": f"file:{arbiter}"}
+
+
+def replica_options(
+    replicas: int, replica: int, arbiter: Path, movable: bool = False
+) -> tuple[str, ...]:
+    """Return the same as options of a command line."""
+    settings = replica_settings(replicas, replica, arbiter, movable)
+    return tuple(chain.from_iterable((f"--{name}", str(value)) for name, value in settings.items()))
+
+
+# Nobody waits for the disk of this host for so long.
+_READ_SECONDS = 10.0
+
+
+def servers_with_tasks(arbiter: Path, tasks: int) -> Set[int]:
+    """Return the numbers of the servers that serve tasks, or did when they ended.
+
+    Args:
+        arbiter: The folder of an arbiter of this host.
+        tasks: How many tasks the cluster has. A server that was added has one more, in which there
+            is nothing.
+
+    Raises:
+        UnavailableError: The disk fails.
+        DataLossError: A file of the arbiter is damaged.
+    """
+    # These load PyTorch, for which runs whose tasks stay do not wait.
+    from stratagem_psserver.replication.arbiter import Deadline
+    from stratagem_psserver.replication.registers import FileRegister
+
+    registers = [FileRegister(str(arbiter), ServerSettings(task=task)) for task in range(tasks)]
+    views = [register.read(Deadline(_READ_SECONDS)) for register in registers]
+    return {view.primary.index for view in views if view is not None and view.HasField("primary")}
+
 
 _NO_REPLICATION: Mapping[str, int | str] = {}
 
@@ -94,13 +320,13 @@ class Plan:
     ) -> ParameterServer | WorkerServer:
         """Return the server of a task, not started, for this process.
 
-        Args:
-            job: The job.
-            index: Index in the job.
-            address: Where it is to listen.
-            insecure: Whether other machines may connect.
-            replication: What makes a parameter server a replica.
+        `replication` is what makes a parameter server a replica (`replica_settings`).
         """
+        # These load PyTorch, for which commands that make no server here do not wait.
+        from stratagem_psserver.server import ParameterServer
+        from stratagem_worker.server import WorkerServer
+        from stratagem_worker.settings import WorkerSettings
+
         options: dict[str, Any] = {"bind": address, "task": index, "token": self.token}
         if self.lease_seconds is not None:
             options["lease_seconds"] = self.lease_seconds
@@ -120,17 +346,7 @@ def planned(
 ) -> Plan:
     """Return the plan of a cluster, with a secret made for it.
 
-    Args:
-        ps: Number of parameter servers.
-        workers: Number of workers that make calls; by default one, or none where there are worker
-            servers.
-        worker_servers: Number of workers that serve a coordinator.
-        lease_seconds: As for `Plan`.
-        storage: As for `Plan`.
-        replicas: As for `Plan`.
-
-    Raises:
-        InvalidArgumentError: As for `Plan`.
+    Without a number of workers there is one, or none where there are worker servers.
     """
     return Plan(
         ps,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from stratagem_deploy.watching.looks import NOBODY, found_cluster, look_at
-from stratagem_deploy.watching.options import (
+from stratagem_deploy.watching.looks import (
     Cluster,
     Interval,
     Patience,
@@ -20,12 +19,10 @@ from stratagem_deploy.watching.options import (
     Servers,
     Timeout,
     TokenFile,
+    found_cluster,
+    look_at,
+    nobody_to_ask,
 )
-from stratagem_proto.errors import StratagemError
-
-if TYPE_CHECKING:
-    from stratagem_deploy.dashboard.page_server import PageServer
-    from stratagem_deploy.dashboard.watcher import Watcher
 
 Bind = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Where the page is; port 0 takes a free one.")
@@ -62,6 +59,7 @@ def dashboard(  # noqa: PLR0913  # one parameter for each option
     Exit code: 0 after Ctrl-C or SIGTERM, and 2 if there was nobody to ask, or if the page cannot be
     served.
     """
+    from stratagem_deploy.dashboard.pages import PageServer
     from stratagem_deploy.dashboard.watcher import Watched, Watcher
     from stratagem_proto.serving.command_line import asked_to_stop
 
@@ -69,7 +67,8 @@ def dashboard(  # noqa: PLR0913  # one parameter for each option
     look = look_at(found, token_file, timeout)
     closely = look_at(found, token_file, timeout, with_variables=True)
     watcher = Watcher(Watched(look, closely, found.heading, interval, patience))
-    page = _page(watcher, bind, tls, insecure)
+    with nobody_to_ask():
+        page = PageServer(watcher, bind, tls, insecure)
     with asked_to_stop() as (asked, _):
         watcher.start()
         if as_json:
@@ -78,13 +77,3 @@ def dashboard(  # noqa: PLR0913  # one parameter for each option
             typer.echo(f"The dashboard is at {page.url}")
         asked.recv(1)
     page.stop()
-
-
-def _page(watcher: Watcher, bind: str, tls: Path | None, insecure: bool) -> PageServer:
-    from stratagem_deploy.dashboard.page_server import PageServer
-
-    try:
-        return PageServer(watcher, bind, tls, insecure)
-    except (StratagemError, ImportError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(NOBODY) from error

@@ -5,23 +5,126 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from stratagem import ClusterSpec
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy.clusters.cluster import Cluster
-from stratagem_deploy.clusters.plan import planned
-from stratagem_deploy.clusters.replication import check_servers
+from stratagem_deploy.clusters.plan import Storage, check_servers, planned
 from stratagem_deploy.clusters.servers import serving
-from stratagem_deploy.clusters.storage import storage
-from stratagem_deploy.on_ray.directory import Directory
-from stratagem_deploy.on_ray.library import connected, load
-from stratagem_deploy.on_ray.reservation import RayReservation, Resources, reserved
-from stratagem_deploy.on_ray.resolver import RayClusterResolver
-from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.on_ray.actors import Directory, RayServer, RayWorker, Site, connected, load
 from stratagem_deploy.processes.process import equal_order_of_sets
-from stratagem_proto.errors import UnimplementedError
+from stratagem_deploy.processes.resources import ReservedAddress
+from stratagem_proto.errors import ResourceExhaustedError, UnavailableError, UnimplementedError
 from stratagem_psserver.settings import Durability
+
+Resources = Mapping[str, float]
+"""Amounts by the names that Ray has for them, such as "CPU" and "GPU"."""
+
+
+def _options_in_bundle(group: Any, number: int, amounts: Resources) -> dict[str, Any]:
+    """Return the options with which an actor starts in a bundle of a placement group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    others = dict(amounts)
+    return {
+        "num_cpus": others.pop("CPU", 0),
+        "num_gpus": others.pop("GPU", 0),
+        "memory": others.pop("memory", None),
+        "resources": others,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number),
+    }
+
+
+@contextmanager
+def _reserved(
+    bundles: Sequence[Resources], strategy: str, timeout: float
+) -> Iterator[Sequence[dict[str, Any]]]:
+    """Reserve resources for the block, all or none; actors that still run at its end are ended.
+
+    Yields the options with which each actor starts.
+
+    Args:
+        bundles: How much for each actor.
+        strategy: How Ray spreads them over nodes, for instance "PACK".
+        timeout: How long to wait for it, in seconds.
+
+    Raises:
+        ResourceExhaustedError: Ray has not as much, or others use it.
+    """
+    util = load().util
+    group = util.placement_group([dict(bundle) for bundle in bundles], strategy)
+    try:
+        if not group.wait(timeout):
+            raise _lacking(bundles, strategy, timeout)
+        yield [_options_in_bundle(group, *each) for each in enumerate(bundles)]
+    finally:
+        util.remove_placement_group(group)
+
+
+def _lacking(bundles: Sequence[Resources], strategy: str, timeout: float) -> ResourceExhaustedError:
+    ray = load()
+    names = sorted({name for bundle in bundles for name in bundle})
+    asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
+    there, free = ray.cluster_resources(), ray.available_resources()
+    amounts = ", ".join(
+        f"{name} {asked[name]:g} of {there.get(name, 0):g}, {free.get(name, 0):g} free"
+        for name in names
+    )
+    return ResourceExhaustedError(
+        f"Ray had no room for {len(bundles)} tasks within {timeout:g} s, placed by "
+        f"{strategy}: asked for {amounts}. Ask for less by ps_resources and "
+        "worker_resources, end what else runs, or add nodes"
+    )
+
+
+class RayClusterResolver(ClusterResolver):
+    """A resolver that asks, at each call, where tasks are now.
+
+    Args:
+        directory: Name of the actor that knows.
+        jobs: Of which jobs.
+        task_type: Job of this process.
+        task_id: Index of this process in its job.
+        token: The cluster's secret.
+    """
+
+    def __init__(
+        self, directory: str, jobs: Sequence[str], task_type: str, task_id: int, token: str
+    ) -> None:
+        super().__init__(task_type, task_id, environment="ray")
+        self._directory = directory
+        self._jobs = tuple(jobs)
+        self.cluster_token = token
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster; to a worker, once all workers have started.
+
+        Raises:
+            UnavailableError: The program that started the cluster has ended.
+        """
+        ray = load()
+        wait = self.task_type == "worker"
+        try:
+            directory = ray.get_actor(self._directory)
+            found = directory.addresses.remote(self._jobs, wait=wait)
+            return ClusterSpec(ray.get(found))
+        except (ValueError, ray.exceptions.RayActorError) as error:
+            raise UnavailableError(
+                f"the tasks of the cluster are not known any more: {error}"
+            ) from error
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the address of a task, by default of this one.
+
+        Raises:
+            InvalidArgumentError: The cluster has no such task.
+        """
+        return self._own_master(task_type, task_id, rpc_layer)
+
 
 _ONE_CPU: Resources = {"CPU": 1}
 
@@ -105,7 +208,7 @@ class RayCluster(Cluster):
                 f"replicas is {replicas}, but on Ray servers have no replicas yet; leave it out, "
                 "and use durability='log' to lose nothing"
             )
-        folders = storage(restore, durability, durability_folder, policy)
+        folders = Storage.at(restore, durability, durability_folder, policy)
         super().__init__(planned(ps, workers, worker_servers, lease_seconds, folders))
         check_servers(ps, folders)
         self._bundles = {"ps": ps_resources, "worker": worker_resources}
@@ -118,15 +221,23 @@ class RayCluster(Cluster):
         with ExitStack() as resources:
             resources.enter_context(connected())
             tasks = [*_tasks(self._plan.counts)]
-            room = resources.enter_context(
-                reserved(
+            options = resources.enter_context(
+                _reserved(
                     [self._bundles[job] for job, _ in tasks],
                     self._placement_strategy,
                     self._start_timeout,
                 )
             )
             self._directory = self._opened_directory(resources)
-            sites = self._sites(room, tasks)
+            again: dict[str, Any] = {
+                "max_restarts": self._restarts,
+                "max_task_retries": self._restarts,
+                "runtime_env": {"env_vars": equal_order_of_sets()},
+            }
+            sites = {
+                task: Site(*task, self._directory_name, {**mine, **again})
+                for task, mine in zip(tasks, options, strict=True)
+            }
             self._servers = {
                 task: RayServer(sites[task], self._plan) for task in _tasks(self._plan.served)
             }
@@ -136,15 +247,6 @@ class RayCluster(Cluster):
         workers = range(self._plan.workers)
         self._workers = [RayWorker(sites["worker", index]) for index in workers]
         return self._workers
-
-    def _sites(
-        self, room: RayReservation, tasks: Sequence[tuple[str, int]]
-    ) -> Mapping[tuple[str, int], Site]:
-        """Return where each task is to be, by job and index."""
-        return {
-            task: Site(*task, self._directory_name, self._options(room, bundle))
-            for bundle, task in enumerate(tasks)
-        }
 
     def _opened_directory(self, resources: ExitStack) -> Any:
         """Start the directory, which knows this program as the chief."""
@@ -164,14 +266,6 @@ class RayCluster(Cluster):
         chief = resources.enter_context(here_address)
         ray.get(directory.publish.remote("chief", 0, str(chief)))
         return directory
-
-    def _options(self, room: RayReservation, bundle: int) -> dict[str, Any]:
-        again = {"max_restarts": self._restarts, "max_task_retries": self._restarts}
-        return {
-            **room.options(bundle),
-            **again,
-            "runtime_env": {"env_vars": equal_order_of_sets()},
-        }
 
     def _begin_run(self) -> None:
         # A worker must not find the address that another one had in the last run.

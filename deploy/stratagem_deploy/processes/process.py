@@ -1,16 +1,120 @@
-"""One child process: its signals, its end, and what it wrote."""
+"""One child process: how it starts, its signals, its end, and what it wrote."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
 
-from stratagem_deploy.processes.child import Start, Starter, start_program
-from stratagem_deploy.processes.transcript import Transcript
+from stratagem_deploy.processes import tether
+from stratagem_proto.lines import LineSplitter, visible
+
+_KEPT_LINES = 30
+
+
+class Transcript:
+    """The lines that one process wrote, of which the last few are kept."""
+
+    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+        """Start empty; `show` is called with every line, for instance to print it."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._splitter = LineSplitter()
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lock = threading.Lock()
+        self._show = show or (lambda line: None)
+
+    def pipe(self) -> tuple[int, int]:
+        """Return new descriptors: one to feed from, one for the process."""
+        return os.pipe()
+
+    def feed(self, data: bytes) -> None:
+        """Take what the process wrote; nothing means that it has ended."""
+        text = self._decoder.decode(data)
+        lines = self._splitter.feed(text) if data else self._splitter.end()
+        shown = [visible(line) for line in lines]
+        with self._lock:
+            self._lines.extend(shown)
+        for line in shown:
+            self._show(line)
+
+    def tail(self) -> str:
+        """Return the last lines, for a message."""
+        with self._lock:
+            return "\n".join(self._lines).strip()
+
+
+class Child(Protocol):
+    """A process whose id belongs to it until it is reaped."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is that of its session and process group too."""
+
+    def await_end(self) -> None:
+        """Wait until it has ended; it is not reaped yet."""
+
+    def reap(self) -> int:
+        """Let go of its id; return how it ended, as `Popen.returncode`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a process is started with: its program, all of its environment, its outputs."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: int
+    errors: int
+
+
+Starter = Callable[[Start], Child]
+"""Starts a process in a session of its own, which the kernel ends together with this process."""
+
+# The kernel's word "parent" means the thread that started a process. This one lives as long as the
+# interpreter, so that a short-lived thread may start a server.
+_thread = ThreadPoolExecutor(1, thread_name_prefix="stratagem-starter")
+
+
+class _Program:
+    """A program that was started by this process."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    def await_end(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def reap(self) -> int:
+        return self._popen.wait()
+
+
+def start_program(start: Start, *, inherited: Sequence[int] = ()) -> Child:
+    """Start a program; `inherited` are further descriptors that it keeps."""
+    tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+    popen = _thread.submit(
+        subprocess.Popen,
+        [*tethered, *start.command],
+        env=start.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=start.output,
+        stderr=start.errors,
+        # Ctrl-C at the terminal comes to this process, which passes it on once.
+        start_new_session=True,
+        pass_fds=inherited,
+    ).result()
+    return _Program(popen)
+
 
 _READ_BYTES = 65_536
 # Output of a process that has ended may be held open by a stranger it started.
@@ -97,11 +201,15 @@ class Process:
         self._ended = threading.Event()
         self._on_end = on_end
         self._exit_code: int | None = None
-        pipes = {transcript: transcript.pipe() for transcript in self._transcripts}
+        pipes = {transcript: transcript.pipe() for transcript in {self.output, self.errors}}
         outputs = pipes[self.output][1], pipes[self.errors][1]
         self._child = start(Start(command, os.environ | (environment or {}), *outputs))
         self.pid = self._child.pid
-        self._attend(pipes)
+        pumps = []
+        for transcript, (reader, writer) in pipes.items():
+            os.close(writer)
+            pumps.append(_daemon(_pump, reader, transcript))
+        _daemon(self._reap, pumps)
 
     @property
     def exit_code(self) -> int | None:
@@ -121,9 +229,13 @@ class Process:
         with self._lock:
             if self._exit_code is not None:
                 return
-            if signum == signal.SIGTERM or not _reaches_group(self.pid, signum):
+            if signum != signal.SIGTERM:
+                # One that was forked a moment ago has no group yet, and no children either.
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signum)
+                    os.killpg(self.pid, signum)
+                    return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
 
     def end(self, grace: float) -> None:
         """End it by SIGTERM, or by SIGKILL if that takes over `grace` seconds."""
@@ -135,17 +247,6 @@ class Process:
     def tail(self) -> str:
         """Return the last lines that it wrote, of its errors if it wrote any."""
         return self.errors.tail() or self.output.tail()
-
-    @property
-    def _transcripts(self) -> set[Transcript]:
-        return {self.output, self.errors}
-
-    def _attend(self, pipes: Mapping[Transcript, tuple[int, int]]) -> None:
-        pumps = []
-        for transcript, (reader, writer) in pipes.items():
-            os.close(writer)
-            pumps.append(_daemon(_pump, reader, transcript))
-        _daemon(self._reap, pumps)
 
     def _reap(self, pumps: Sequence[threading.Thread]) -> None:
         # Not reaped yet, its id still belongs to it, and so does its process group.
@@ -159,18 +260,6 @@ class Process:
         self._ended.set()
         if self._on_end:
             self._on_end(self)
-
-
-def _reaches_group(leader: int, signum: int) -> bool:
-    """Send a signal to a process group; return whether there is one.
-
-    A process that was forked a moment ago has none of its own yet, and no children either.
-    """
-    try:
-        os.killpg(leader, signum)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _pump(reader: int, transcript: Transcript) -> None:

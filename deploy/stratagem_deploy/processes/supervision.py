@@ -1,4 +1,4 @@
-"""What a run of several processes does when one of them ends or a signal comes.
+"""What a run of several processes does when one of them ends or a signal comes. Pure.
 
 It starts some again: how often, and when, is decided here too.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Collection, Iterable
-
-from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 SUPERSEDED = os.EX_TEMPFAIL
 """The exit code of a process in whose place another one works; again, it would stand by."""
@@ -21,6 +19,9 @@ USAGE_ERROR = 2
 
 _FIRST_SECONDS = 0.5
 _LONGEST_SECONDS = 30.0
+
+# What has run for so long does not fail at its start.
+_SOUND_SECONDS = 60.0
 
 
 class Restarts:
@@ -42,6 +43,11 @@ class Restarts:
     def next_due(self) -> float:
         """When the next process is to be started; infinity if none is."""
         return min(self._due.values(), default=math.inf)
+
+    @property
+    def waiting(self) -> Collection[str]:
+        """The processes that are to be started."""
+        return self._due.keys()
 
     def grant(self, name: str, code: int, now: float) -> bool:
         """Return whether a process is started again; if so, it is due then.
@@ -71,6 +77,54 @@ class Restarts:
         self._due.clear()
         self._most = self.granted
         return waiting
+
+
+class ReplicaRestarts(Restarts):
+    """Restarts of replicas, whose task goes on without them meanwhile.
+
+    A replica is started again however often it ends, since the others have its state. The sooner it
+    ends again, the longer the next start waits.
+
+    Args:
+        tasks: The task of each replica, by its name; more may come.
+        needs_no_other: Returns whether one may be started again even if no other one of its task
+            runs.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, str],
+        needs_no_other: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        super().__init__(most=0)
+        self._tasks, self._needs_no_other = tasks, needs_no_other
+        # When a replica was started again last, and how often it was soon after another time.
+        self._started: dict[str, float] = {}
+        self._quick: dict[str, int] = {}
+
+    def grant(self, name: str, code: int, now: float) -> bool:
+        """Return whether a process is started again, however it ended; if so, it is due then."""
+        task = self._tasks.get(name)
+        if task is None:
+            return False
+        others = {one for one, its in self._tasks.items() if its == task} - {name}
+        if others <= self._due.keys() and not self._needs_no_other(name):
+            return False
+        is_quick = now - self._started.get(name, -math.inf) < _SOUND_SECONDS
+        self._quick[name] = self._quick.get(name, 0) + 1 if is_quick else 0
+        self._due[name] = now + min(_FIRST_SECONDS * 2 ** self._quick[name], _LONGEST_SECONDS)
+        return True
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the replicas to start now, each once."""
+        due = super().take_due(now)
+        self._started |= dict.fromkeys(due, now)
+        return due
+
+    def abandon(self) -> list[str]:
+        """Return what waits for its start, and start nothing any more."""
+        self._tasks = {}
+        return super().abandon()
 
 
 class Supervision:
@@ -136,31 +190,28 @@ class Supervision:
         # A server that ends before the script does has failed, whatever its code. Unless it has a
         # log, what it held has ended with it, so that no other can take its place.
         is_server = name not in self.running
-        if self._comes_back(name, code) and self._replicas.grant(name, now):
+        # What a script itself makes of its arguments and its data, it would make of them again.
+        comes_back = is_server or code < 0 or code == SUPERSEDED
+        if comes_back and self._replicas.grant(name, code, now):
             return 0
         goes_on = self._servers_go_on or not is_server or name in self._stateless
         if goes_on and self.restarts.grant(name, code, now):
             return 0
         self.running.discard(name)
-        if code == 0 and not is_server and self._spares:
-            return self._finish()
-        if self.failure or self._finished or (code == 0 and not is_server):
+        succeeded = code == 0 and not is_server
+        if succeeded and self._spares:
+            # The work is done, so those that stand by end.
+            self._finished = True
+            self.running.difference_update(self._abandon())
+            return signal.SIGTERM if self.running and not self.interrupted else 0
+        if self.failure or self._finished or succeeded:
             return 0
         self.failure = name
-        self.exit_code = 1 if is_server else self._code_of_script(code)
+        # As a shell says it, and not our own SIGKILL after an interruption.
+        script_code = code if code > 0 else 128 + (self.interrupted or -code)
+        self.exit_code = 1 if is_server else script_code
         self.running.difference_update(self._abandon())
         return 0 if self.interrupted else signal.SIGTERM
-
-    def _comes_back(self, name: str, code: int) -> bool:
-        """Return whether a process may be a replica that goes on with the state of others."""
-        # What a script itself makes of its arguments and its data, it would make of them again.
-        return name not in self.running or code < 0 or code == SUPERSEDED
-
-    def _finish(self) -> int:
-        """End those that stand by: the work is done."""
-        self._finished = True
-        self.running.difference_update(self._abandon())
-        return signal.SIGTERM if self.running and not self.interrupted else 0
 
     def signalled(self, signum: int) -> int:
         """Pass a signal on; a second one ends the processes at once."""
@@ -175,7 +226,3 @@ class Supervision:
     def _abandon(self) -> list[str]:
         """Start nothing any more; return what waited for that."""
         return self.restarts.abandon() + self._replicas.abandon()
-
-    def _code_of_script(self, code: int) -> int:
-        """Return the code of a shell, without our own SIGKILL after an interruption."""
-        return code if code > 0 else 128 + (self.interrupted or -code)

@@ -33,29 +33,17 @@ class Addition:
         self._connection = connection
 
     def grant(self, server: RestartableServer, address: str, seconds: float) -> None:
-        """Answer, in another thread, once a server that was started serves.
+        """Answer, in another thread, once a server that was started serves, or has not in time."""
 
-        Args:
-            server: The server.
-            address: Where it is.
-            seconds: How long it may take to start.
-        """
-        waiting = threading.Thread(
-            target=self._await, args=(server, address, seconds), name="addition", daemon=True
-        )
-        waiting.start()
+        def answer() -> None:
+            try:
+                server.await_serving(seconds)
+            except StratagemError as error:
+                self._answer(problem=error.message)
+            else:
+                self._answer(address=address)
 
-    def refuse(self, problem: str) -> None:
-        """Answer that there is none."""
-        self._answer(problem=problem)
-
-    def _await(self, server: RestartableServer, address: str, seconds: float) -> None:
-        try:
-            server.await_serving(seconds)
-        except StratagemError as error:
-            self.refuse(error.message)
-        else:
-            self._answer(address=address)
+        threading.Thread(target=answer, name="addition", daemon=True).start()
 
     def _answer(self, **facts: str) -> None:
         # Who has asked may be gone.
@@ -75,7 +63,14 @@ def asked_at(path: Path, on_ask: Callable[[Addition], None]) -> Iterator[None]:
         with _named(path) as name:
             listening.bind(name)
         listening.listen()
-        thread = threading.Thread(target=_listen, args=(listening, on_ask), daemon=True)
+
+        def listen() -> None:
+            # Until it is shut down.
+            with suppress(OSError):
+                while True:
+                    on_ask(Addition(listening.accept()[0]))
+
+        thread = threading.Thread(target=listen, daemon=True)
         thread.start()
         try:
             yield
@@ -83,13 +78,6 @@ def asked_at(path: Path, on_ask: Callable[[Addition], None]) -> Iterator[None]:
             with suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-def _listen(listening: socket.socket, on_ask: Callable[[Addition], None]) -> None:
-    # Until it is shut down.
-    with suppress(OSError):
-        while True:
-            on_ask(Addition(listening.accept()[0]))
 
 
 @contextmanager
@@ -103,10 +91,7 @@ def _named(path: Path) -> Iterator[str]:
 
 
 def one_more_server(path: Path) -> str:
-    """Ask a run for one more server, and return its address once it serves.
-
-    Args:
-        path: Of the socket of the run.
+    """Ask a run at its socket for one more server, and return its address once it serves.
 
     Raises:
         UnavailableError: The run has ended, or does not answer.
@@ -117,7 +102,9 @@ def one_more_server(path: Path) -> str:
             connection.settimeout(_ANSWER_SECONDS)
             with _named(path) as name:
                 connection.connect(name)
-            text = _all_from(connection)
+            text = b""
+            while data := connection.recv(_MOST_BYTES):
+                text += data
     except OSError as error:
         raise UnavailableError(
             f"the run cannot be asked for a server at {str(path)!r}: {error}; see whether it still "
@@ -129,10 +116,3 @@ def one_more_server(path: Path) -> str:
     if "problem" in answer:
         raise FailedPreconditionError(f"the run starts no server: {answer['problem']}")
     return answer["address"]
-
-
-def _all_from(connection: socket.socket) -> bytes:
-    text = b""
-    while data := connection.recv(_MOST_BYTES):
-        text += data
-    return text

@@ -5,28 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
-from pydantic import Field
 
-from stratagem_deploy.clusters.replication import check_servers
-from stratagem_deploy.clusters.storage import Storage, storage
-from stratagem_deploy.output.display import Display
-from stratagem_deploy.output.json_lines import JsonLines
-from stratagem_deploy.output.screen import Screen
-from stratagem_deploy.running.run import ScriptRun
-from stratagem_deploy.running.settings import ScriptSettings
+from stratagem_deploy.clusters.plan import Storage, check_servers
+from stratagem_deploy.output import Display, JsonLines, Screen
+from stratagem_deploy.running.run import RunOptions, ScriptRun, ScriptSettings
 from stratagem_proto.certificates.presented import VARIABLE as CERTIFICATES
 from stratagem_proto.configuration.commands import command
-from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     StratagemError,
 )
 from stratagem_proto.notices import notice_at
-from stratagem_psserver.settings import MOST_REPLICAS, Durability
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -39,71 +32,8 @@ Tls = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print each line of all processes as JSON.")]
 
 
-class RunCommandOptions(ProcessSettings):
-    """Settings of `stratagem run`."""
-
-    kind: ClassVar[str] = "run"
-
-    ps: int = Field(1, ge=0, description="Number of servers; 0 for workers without servers.")
-    workers: int = Field(1, ge=1, description="Number of workers.")
-    grace: float = Field(
-        10.0, ge=0, description="Seconds that processes get to end after a failure or Ctrl-C."
-    )
-    notice: str = Field(
-        "",
-        description="Where it will stand that the run is to end, as by SIGTERM: file:PATH, once "
-        "there is such a file; or kubernetes:NAMESPACE/POD, once that pod is to be deleted.",
-    )
-    max_restarts: int = Field(
-        0,
-        ge=0,
-        description="How often failed workers are restarted, and servers that have a log, in the "
-        "whole run.",
-    )
-    restore: Path | None = Field(
-        None,
-        description="Folder or URL of checkpoints; servers start from the latest, if there is one.",
-    )
-    replicas: int = Field(
-        1,
-        ge=1,
-        le=MOST_REPLICAS,
-        description="Processes with the state of each server: 2 for a primary and a backup.",
-    )
-    movable: bool = Field(
-        False,
-        description="Let tasks move between servers while the script runs, by `stratagem servers`.",
-    )
-    coordinators: int = Field(
-        0,
-        ge=0,
-        description="Processes that run the script to coordinate the workers, which then are "
-        "servers: 2 for one and another one that stands by; 0 to run it on each worker.",
-    )
-    durability: Durability = Field(
-        "none",
-        description="What the end of a server may lose: all since the last checkpoint (none) or "
-        "image (snapshot), or nothing that was acknowledged (log).",
-    )
-    durability_folder: Path | None = Field(
-        None,
-        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
-    )
-    policy: Path | None = Field(
-        None, description="File that says which tasks and roles may do what to which variables."
-    )
-    full_tracebacks: bool = Field(
-        False, description="Print all frames of tracebacks, including those of libraries."
-    )
-    verbose: bool = Field(
-        False,
-        description="Show how to watch the servers, and everything that they log.",
-        json_schema_extra={"short": ["-v"]},
-    )
-
-
 def run(
-    options: RunCommandOptions,
+    options: RunOptions,
     script: Script,
     arguments: Arguments = None,
     as_json: AsJson = False,
@@ -168,33 +98,29 @@ def run(
     """
     _check_together(options)
     try:
-        folders = _checked_storage(options)
+        folders = Storage.at(
+            options.restore, options.durability, options.durability_folder, options.policy
+        )
+        check_servers(options.ps, folders, options.replicas, options.movable)
         notice = notice_at(options.notice) if options.notice else None
     except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error
     settings = ScriptSettings(
-        command=(str(script), *_of_script(arguments or [])),
-        ps=options.ps,
-        workers=options.workers,
-        grace=options.grace,
-        verbose=options.verbose,
-        max_restarts=options.max_restarts,
-        full_tracebacks=options.full_tracebacks,
-        storage=folders,
-        replicas=options.replicas,
-        movable=options.movable,
-        coordinators=options.coordinators,
-        notice=notice,
-        tls=tls,
-        config=os.path.abspath(options.config) if options.config else "",
+        (str(script), *_of_script(arguments or [])), options, folders, notice, tls
     )
     display: Display = Screen(sys.stderr, options.verbose)
     if as_json:
         display = JsonLines(sys.stdout)
-    raise typer.Exit(_shown(settings, display))
+    code, problem = 1, ""
+    try:
+        code = ScriptRun(settings, display).exit_code()
+    except StratagemError as error:
+        problem = str(error)
+    display.ended(code, problem)
+    raise typer.Exit(code)
 
 
-def _check_together(options: RunCommandOptions) -> None:
+def _check_together(options: RunOptions) -> None:
     """Check that options go together, and with the environment.
 
     Raises:
@@ -221,20 +147,6 @@ def _check_together(options: RunCommandOptions) -> None:
         )
 
 
-def _checked_storage(options: RunCommandOptions) -> Storage:
-    """Return the files and folders of the servers.
-
-    Raises:
-        InvalidArgumentError: They do not go together, or not with the other options.
-        FailedPreconditionError: Another number of servers wrote the checkpoint.
-    """
-    folders = storage(
-        options.restore, options.durability, options.durability_folder, options.policy
-    )
-    check_servers(options.ps, folders, options.replicas, options.movable)
-    return folders
-
-
 def _of_script(arguments: list[str]) -> list[str]:
     """Return the arguments for the script.
 
@@ -243,7 +155,9 @@ def _of_script(arguments: list[str]) -> list[str]:
     """
     if arguments[:1] == ["--"]:
         return arguments[1:]
-    mine = _own_options()
+    options = typer.main.get_command(app).params
+    names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+    mine = {name for name in names if name.startswith("-")} - {"--help"}
     for argument in arguments:
         if argument.partition("=")[0] in mine:
             raise typer.BadParameter(
@@ -253,25 +167,7 @@ def _of_script(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _own_options() -> set[str]:
-    """Return the options of this command as they are written, without --help."""
-    options = typer.main.get_command(app).params
-    names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-    return {name for name in names if name.startswith("-")} - {"--help"}
-
-
-def _shown(settings: ScriptSettings, display: Display) -> int:
-    """Run the script to its end; return its exit code."""
-    code, problem = 1, ""
-    try:
-        code = ScriptRun(settings, display).exit_code()
-    except StratagemError as error:
-        problem = str(error)
-    display.ended(code, problem)
-    return code
-
-
 # All arguments after the script are for the script, even if they look like options.
 app.command(context_settings={"allow_interspersed_args": False})(
-    command("stratagem run", RunCommandOptions, run)
+    command("stratagem run", RunOptions, run)
 )

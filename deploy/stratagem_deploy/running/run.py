@@ -2,33 +2,359 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import secrets
 import signal
+import sys
 import time
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import ClassVar
 
-from stratagem_deploy.clusters.servers import RestartableServer, serving
-from stratagem_deploy.output.display import Display
-from stratagem_deploy.output.screen import Copied
-from stratagem_deploy.processes.addresses import ReservedAddresses
-from stratagem_deploy.processes.private_directory import PrivateDirectory
-from stratagem_deploy.processes.process import Process
-from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
-from stratagem_deploy.processes.run_records import RunRecord, on_record
-from stratagem_deploy.processes.supervision import Restarts, Supervision
+from pydantic import Field
+
+from stratagem_deploy.certificates.subjects import LocalAuthority, Subject
+from stratagem_deploy.clusters.plan import (
+    Storage,
+    arbiter_folder,
+    replica_options,
+    servers_with_tasks,
+)
+from stratagem_deploy.clusters.servers import (
+    RestartableServer,
+    ServerCommand,
+    ServerProcess,
+    patience_for_restarts,
+    replicated,
+    serving,
+)
+from stratagem_deploy.output import Copied, Display
+from stratagem_deploy.processes.process import (
+    Process,
+    equal_order_of_sets,
+    import_path,
+    share_of_cores,
+)
+from stratagem_deploy.processes.resources import (
+    PrivateDirectory,
+    ReservedAddresses,
+    RunRecord,
+    on_record,
+)
+from stratagem_deploy.processes.supervision import ReplicaRestarts, Restarts, Supervision
 from stratagem_deploy.running.additions import Addition, asked_at
-from stratagem_deploy.running.credentials import RunCredentials
-from stratagem_deploy.running.servers import RunServers
-from stratagem_deploy.running.settings import ScriptSettings
-from stratagem_deploy.running.workers import ScriptWorkers
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.notices import watched
+from stratagem_proto.configuration.model import ProcessSettings, variable
+from stratagem_proto.notices import Notice, watched
+from stratagem_psserver.settings import MOST_REPLICAS, Durability
+
+
+class RunOptions(ProcessSettings):
+    """Settings of `stratagem run`."""
+
+    kind: ClassVar[str] = "run"
+
+    ps: int = Field(1, ge=0, description="Number of servers; 0 for workers without servers.")
+    workers: int = Field(1, ge=1, description="Number of workers.")
+    grace: float = Field(
+        10.0, ge=0, description="Seconds that processes get to end after a failure or Ctrl-C."
+    )
+    notice: str = Field(
+        "",
+        description="Where it will stand that the run is to end, as by SIGTERM: file:PATH, once "
+        "there is such a file; or kubernetes:NAMESPACE/POD, once that pod is to be deleted.",
+    )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        description="How often failed workers are restarted, and servers that have a log, in the "
+        "whole run.",
+    )
+    restore: Path | None = Field(
+        None,
+        description="Folder or URL of checkpoints; servers start from the latest, if there is one.",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=MOST_REPLICAS,
+        description="Processes with the state of each server: 2 for a primary and a backup.",
+    )
+    movable: bool = Field(
+        False,
+        description="Let tasks move between servers while the script runs, by `stratagem servers`.",
+    )
+    coordinators: int = Field(
+        0,
+        ge=0,
+        description="Processes that run the script to coordinate the workers, which then are "
+        "servers: 2 for one and another one that stands by; 0 to run it on each worker.",
+    )
+    durability: Durability = Field(
+        "none",
+        description="What the end of a server may lose: all since the last checkpoint (none) or "
+        "image (snapshot), or nothing that was acknowledged (log).",
+    )
+    durability_folder: Path | None = Field(
+        None,
+        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
+    )
+    policy: Path | None = Field(
+        None, description="File that says which tasks and roles may do what to which variables."
+    )
+    full_tracebacks: bool = Field(
+        False, description="Print all frames of tracebacks, including those of libraries."
+    )
+    verbose: bool = Field(
+        False,
+        description="Show how to watch the servers, and everything that they log.",
+        json_schema_extra={"short": ["-v"]},
+    )
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """The script to run, and what the run was told.
+
+    Attributes:
+        command: The script and its arguments.
+        options: The options of the command.
+        storage: The files and folders of the servers, which are among them.
+        notice: What says that the run is to end, as SIGTERM does.
+        tls: Whether the processes know each other by certificates, and encrypt what they send.
+    """
+
+    command: tuple[str, ...]
+    options: RunOptions
+    storage: Storage
+    notice: Notice | None
+    tls: bool
+
+
+class RunCredentials:
+    """A token for all processes of a run, and where they encrypt, a certificate for each.
+
+    Attributes:
+        token: The secret of the cluster.
+        token_file: The file with it.
+    """
+
+    def __init__(self, directory: PrivateDirectory, tls: bool) -> None:
+        """Make them, in a directory that goes with the run."""
+        self.token = secrets.token_urlsafe(32)
+        self.token_file = directory.write_secret("token", self.token)
+        self._authority = LocalAuthority(directory.path) if tls else None
+
+    def certificates(self, role: str, job: str = "", task: int = 0) -> Mapping[str, str]:
+        """Return an environment in which a process has its certificate, if there are any."""
+        if self._authority is None:
+            return {}
+        return self._authority.environment(Subject(role, job, task))
+
+    @property
+    def of_operator(self) -> Path | None:
+        """The certificates of commands that ask the servers and move tasks; None without any."""
+        return self._authority.folder(Subject("operator")) if self._authority else None
+
+
+_ROUTINE_LEVELS = {"debug", "info"}
+
+
+def is_routine(line: str) -> bool:
+    """Return whether a line is only interesting after a failure."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return isinstance(record, dict) and record.get("level") in _ROUTINE_LEVELS
+
+
+class RunServers:
+    """Makes the servers of a run, and knows what each of their processes is.
+
+    Args:
+        settings: Those of the run.
+        credentials: What the processes show each other.
+        display: Shows what they write.
+        on_end: Called from another thread whenever a process has ended.
+
+    Attributes:
+        tasks: The task that each process of a parameter server began with, by its name.
+        stateless: The names of the worker servers.
+    """
+
+    def __init__(
+        self,
+        settings: ScriptSettings,
+        credentials: RunCredentials,
+        display: Display,
+        on_end: Callable[[Process], None],
+    ) -> None:
+        self._options, self._storage = settings.options, settings.storage
+        self._credentials = credentials
+        self._display, self._on_end = display, on_end
+        self._arbiter = arbiter_folder(settings.storage, credentials.token_file.parent)
+        config = settings.options.config
+        self._config = {variable("config"): os.path.abspath(config)} if config else {}
+        self._processes: list[ServerProcess] = []
+        self._count = 0
+        self.tasks: dict[str, str] = {}
+        self.stateless: Sequence[str] = ()
+
+    @property
+    def most(self) -> int:
+        """How many parameter servers the run needs, with those that an earlier run has added."""
+        if not self._options.movable:
+            return self._options.ps
+        return max(
+            [
+                self._options.ps,
+                *(1 + number for number in self._with_tasks()),
+            ]
+        )
+
+    def is_empty(self, name: str) -> bool:
+        """Return whether the parameter server of a process has no task of the cluster."""
+        number = int(self.tasks[name].removeprefix("ps:"))
+        return self._options.movable and number not in servers_with_tasks(
+            self._arbiter, self._options.ps
+        )
+
+    def _with_tasks(self) -> Set[int]:
+        return servers_with_tasks(self._arbiter, self._options.ps)
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start processes again that have ended."""
+        for process in self._processes:
+            if process.name in names:
+                process.start()
+
+    def new_server(self, where: ReservedAddresses) -> RestartableServer:
+        """Return the next parameter server, not started."""
+        index, self._count = self._count, self._count + 1
+        options, credentials = self._options, self._credentials
+        own = {
+            **(patience_for_restarts() if options.max_restarts else {}),
+            **self._config,
+            **credentials.certificates("server", "ps", index),
+        }
+
+        def new_replica(address: str, number: int) -> RestartableServer:
+            replication = replica_options(options.replicas, number, self._arbiter, options.movable)
+            command = ServerCommand(
+                *("ps", index, address, credentials.token_file),
+                options=(*self._storage.options, *replication),
+                environment=own,
+                replica=number if options.replicas > 1 else None,
+            )
+            self.tasks[command.name] = f"ps:{index}"
+            return self._process(command)
+
+        return replicated(f"ps:{index}", where.replicas, credentials.token, new_replica)
+
+    def new_workers(self, addresses: Sequence[ReservedAddresses]) -> Sequence[RestartableServer]:
+        """Return the workers that run functions of a coordinator, not started."""
+        cores = share_of_cores(len(addresses))
+        own = {**cores, **equal_order_of_sets(), **self._config}
+        credentials = self._credentials
+        servers = [
+            self._process(
+                ServerCommand(
+                    *("worker", index, str(where), credentials.token_file),
+                    environment={**own, **credentials.certificates("worker", "worker", index)},
+                )
+            )
+            for index, where in enumerate(addresses)
+        ]
+        self.stateless = [server.name for server in servers]
+        return servers
+
+    def _process(self, command: ServerCommand) -> ServerProcess:
+        show, verbose = self._display.of_server(command.name, command.task), self._options.verbose
+
+        def show_log(line: str) -> None:
+            if verbose or not is_routine(line):
+                show(line)
+
+        process = ServerProcess(command, show=show_log, on_end=self._on_end)
+        self._processes.append(process)
+        return process
+
+
+# By its name, because it would load PyTorch, for which the command need not wait.
+_STANDING_BY = "stratagem_deploy.running.standing_by"
+
+
+@dataclass(frozen=True)
+class ScriptWorkers:
+    """What the workers of one run have in common.
+
+    Attributes:
+        command: The script and its arguments.
+        cluster: The addresses of the tasks by job, as in TF_CONFIG.
+        credentials: What they show the servers.
+        full_tracebacks: Whether our own frames are printed, too.
+        coordinators: How many processes run the script, of which one coordinates and the others
+            stand by; 0 if each worker runs it.
+    """
+
+    command: Sequence[str]
+    cluster: Mapping[str, Sequence[str]]
+    credentials: RunCredentials
+    full_tracebacks: bool = False
+    coordinators: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many processes run the script."""
+        return self.coordinators or len(self.cluster["worker"])
+
+    def start(self, index: int, display: Display, on_end: Callable[[Process], None]) -> Process:
+        """Start a process that runs the script.
+
+        Args:
+            index: Its index; worker 0 is the chief, and so are all that may coordinate.
+            display: Where its output goes.
+            on_end: Called from another thread, once, when it has ended.
+        """
+        name = f"coordinator:{index}" if self.coordinators else f"worker:{index}"
+        output, errors = display.of_worker(name, 0 if self.coordinators else index)
+        waits = ("-m", _STANDING_BY) if self.coordinators > 1 else ()
+        return Process(
+            name,
+            [sys.executable, *waits, *self.command],
+            environment={**import_path(), **self.environment(index)},
+            output=output,
+            errors=errors,
+            on_end=on_end,
+        )
+
+    def environment(self, index: int) -> dict[str, str]:
+        """Return what the environment of a process has that ours has not."""
+        role = "chief" if self.coordinators or not index else "worker"
+        job, index = ("chief", 0) if self.coordinators else ("worker", index)
+        certificates = self.credentials.certificates(role, job, index)
+        task = {"type": job, "index": index}
+        return {
+            "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
+            "STRATAGEM_TOKEN_FILE": str(self.credentials.token_file),
+            **certificates,
+            # Read when `stratagem` is imported, and by nobody before.
+            "STRATAGEM_FOLD_TRACEBACKS": "" if self.full_tracebacks else "1",
+            # Through a pipe, Python would keep its words back until it ends.
+            "PYTHONUNBUFFERED": "1",
+            **share_of_cores(len(self.cluster["worker"])),
+            **equal_order_of_sets(),
+        }
+
 
 _SERVER_START_SECONDS = 60.0
 
@@ -52,7 +378,7 @@ class ScriptRun:
     """
 
     def __init__(self, settings: ScriptSettings, display: Display) -> None:
-        self._settings = settings
+        self._settings, self._options = settings, settings.options
         self._display = display
         self._events: SimpleQueue[Process | int | Addition] = SimpleQueue()
         self._started: list[RestartableServer] = []
@@ -79,34 +405,49 @@ class ScriptRun:
                 starter = self._start(resources)
             except InterruptedRun as interrupted:
                 return 128 + interrupted.signum
-            told = partial(self._events.put, signal.SIGTERM)
-            resources.enter_context(watched(self._settings.notice, told))
+            on_notice = partial(self._events.put, signal.SIGTERM)
+            resources.enter_context(watched(self._settings.notice, on_notice))
             return self._supervise(starter)
 
     def _start(self, resources: ExitStack) -> ScriptWorkers:
         self._interruptible = True
+        settings, options = self._settings, self._options
+        counts = {"ps": options.ps, "worker": options.workers}
+        counts |= {"chief": 1} if options.coordinators else {}
+        replicas = {"ps": options.replicas}
         addresses = {
-            job: [resources.enter_context(self._reserved(job)) for _ in range(count)]
-            for job, count in self._counts.items()
+            job: [
+                resources.enter_context(ReservedAddresses(replicas.get(job, 1)))
+                for _ in range(count)
+            ]
+            for job, count in counts.items()
         }
         cluster = {job: [*map(str, tasks)] for job, tasks in addresses.items()}
         directory = PrivateDirectory()
         resources.callback(directory.close)
-        credentials = RunCredentials(directory, self._settings.tls)
+        credentials = RunCredentials(directory, settings.tls)
         if credentials.of_operator is not None:
             resources.enter_context(presenting(credentials.of_operator))
         self._start_servers(addresses, credentials)
         self._interruptible = False
-        record = self._record(cluster, credentials)
+        folder = credentials.token_file.parent
+        # By which `stratagem status` and similar commands find this run.
+        record = RunRecord(
+            pid=os.getpid(),
+            script=settings.command[0],
+            cluster=cluster,
+            token_file=credentials.token_file,
+            tls=credentials.of_operator,
+            additions=folder / "additions" if options.movable else None,
+        )
         self._display.started(cluster, record.credentials)
         if record.additions is not None:
             resources.enter_context(asked_at(record.additions, self._events.put))
         if cluster["ps"]:
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
-        settings = self._settings
         starter = ScriptWorkers(
-            settings.command, cluster, credentials, settings.full_tracebacks, settings.coordinators
+            settings.command, cluster, credentials, options.full_tracebacks, options.coordinators
         )
         for index in range(starter.count):
             worker = starter.start(index, self._display, self._events.put)
@@ -116,45 +457,17 @@ class ScriptRun:
     def _start_servers(
         self, addresses: Mapping[str, Sequence[ReservedAddresses]], credentials: RunCredentials
     ) -> None:
-        """Start those of the cluster, and those that an earlier run has added and that are needed.
-
-        Args:
-            addresses: Where the tasks of the cluster are, by job.
-            credentials: What processes show each other.
-        """
+        """Start those of the cluster, and those of an earlier run that are needed."""
         servers = RunServers(self._settings, credentials, self._display, self._events.put)
         added = [
             self._resources.enter_context(ReservedAddresses())
-            for _ in range(servers.most - self._settings.ps)
+            for _ in range(servers.most - self._options.ps)
         ]
         self._started = [*map(servers.new_server, [*addresses["ps"], *added])]
-        if self._settings.coordinators:
+        if self._options.coordinators:
             self._started += servers.new_workers(addresses["worker"])
         self._servers = servers
         self._resources.enter_context(serving(self._started, _SERVER_START_SECONDS))
-
-    def _record(
-        self, cluster: Mapping[str, Sequence[str]], credentials: RunCredentials
-    ) -> RunRecord:
-        """Return the record by which `stratagem status` and similar commands find this run."""
-        folder = credentials.token_file.parent
-        return RunRecord(
-            pid=os.getpid(),
-            script=self._settings.command[0],
-            cluster={job: list(tasks) for job, tasks in cluster.items()},
-            token_file=credentials.token_file,
-            tls=credentials.of_operator,
-            additions=folder / "additions" if self._settings.movable else None,
-        )
-
-    @property
-    def _counts(self) -> Mapping[str, int]:
-        settings = self._settings
-        counts = {"ps": settings.ps, "worker": settings.workers}
-        return {**counts, "chief": 1} if settings.coordinators else counts
-
-    def _reserved(self, job: str) -> ReservedAddresses:
-        return ReservedAddresses(self._settings.replicas if job == "ps" else 1)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         # Python drops an exception in some places, for instance in a callback of a weak reference.
@@ -171,10 +484,10 @@ class ScriptRun:
             chief.send(signum)
 
     def _supervise(self, starter: ScriptWorkers) -> int:
-        settings, servers = self._settings, self._servers
+        options, servers = self._options, self._servers
         workers = [one.name for one in self._workers]
-        spares = settings.coordinators > 1
-        restarting = servers.tasks if settings.replicas > 1 or settings.movable else {}
+        spares = options.coordinators > 1
+        restarting = servers.tasks if options.replicas > 1 or options.movable else {}
         replicas = ReplicaRestarts(
             # More servers may come.
             ChainMap(restarting, dict.fromkeys(workers, "chief:0") if spares else {}),
@@ -182,8 +495,8 @@ class ScriptRun:
         )
         supervision = Supervision(
             workers,
-            Restarts(settings.max_restarts),
-            settings.storage.outlives_servers,
+            Restarts(options.max_restarts),
+            self._settings.storage.outlives_servers,
             replicas,
             servers.stateless,
             spares,
@@ -195,12 +508,12 @@ class ScriptRun:
             for worker in self._workers if signum else ():
                 worker.send(signum)
             if signum:
-                deadline = time.monotonic() + self._settings.grace
+                deadline = time.monotonic() + self._options.grace
         return supervision.exit_code
 
     def _needs_no_other(self, name: str) -> bool:
         """Return whether nothing is lost with a process, even if no other one has its state."""
-        if self._settings.movable and name in self._servers.tasks:
+        if self._options.movable and name in self._servers.tasks:
             return self._servers.is_empty(name)
         return self._settings.storage.outlives_servers
 
@@ -213,8 +526,9 @@ class ScriptRun:
 
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Wait for the next event; return the signal that it calls for, or 0."""
+        wait = min(deadline, supervision.next_due) - time.monotonic()
         try:
-            event = self._next_event(min(deadline, supervision.next_due))
+            event = self._events.get(timeout=min(_LONGEST_WAIT_SECONDS, max(0.0, wait)))
         except Empty:
             return signal.SIGKILL if time.monotonic() >= deadline else 0
         if isinstance(event, int):
@@ -224,11 +538,6 @@ class ScriptRun:
             return 0
         return self._on_end(supervision, event)
 
-    def _next_event(self, until: float) -> Process | int | Addition:
-        """Wait for it for some time, but not after a time of the monotonic clock."""
-        patience = min(_LONGEST_WAIT_SECONDS, max(0.0, until - time.monotonic()))
-        return self._events.get(timeout=patience)
-
     def _on_end(self, supervision: Supervision, process: Process) -> int:
         granted = supervision.restarts.granted
         now = time.monotonic()
@@ -237,17 +546,13 @@ class ScriptRun:
         if signum and supervision.failure == process.name:
             self._display.failed(process)
         elif supervision.restarts.granted > granted:
-            most = self._settings.max_restarts
+            most = self._options.max_restarts
             self._display.restarts(process, granted + 1, most)
         elif process.name in supervision.rejoining:
-            self._display.rejoins(process, self._next_part(process.name))
+            part = "a server without tasks" if self._options.movable else "the backup"
+            is_server = process.name in self._servers.tasks
+            self._display.rejoins(process, part if is_server else "the standby")
         return signum
-
-    def _next_part(self, name: str) -> str:
-        """Return what a process is when it was started again, for people."""
-        if name not in self._servers.tasks:
-            return "the standby"
-        return "a server without tasks" if self._settings.movable else "the backup"
 
     def _add_server(self, addition: Addition) -> None:
         """Start one more parameter server, and tell who asks where it is."""

@@ -6,14 +6,14 @@ Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there wa
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratagem_deploy.watching.looks import found_cluster, look_at
-from stratagem_deploy.watching.options import (
+from stratagem_deploy.watching.looks import (
     AsJson,
     Cluster,
     Interval,
@@ -22,6 +22,8 @@ from stratagem_deploy.watching.options import (
     Servers,
     Timeout,
     TokenFile,
+    found_cluster,
+    look_at,
 )
 
 if TYPE_CHECKING:
@@ -80,21 +82,23 @@ def top(  # noqa: PLR0913  # one parameter for each option
     """
     from rich.console import Console
 
-    from stratagem_deploy.watching import live
+    from stratagem_deploy.watching.tables import repeat, show
 
     found, console = found_cluster(servers, cluster, run), Console()
     look = look_at(found, token_file, timeout)
     with suppress(KeyboardInterrupt):
         if once or not (as_json or console.is_terminal):
-            earlier, answers = live.look_twice(look, interval)
+            earlier = look()
+            time.sleep(interval)
+            answers = look()
             if as_json:
                 _print_json(answers)
             else:
                 _print_tables(answers, earlier)
             _exit(answers)
         if as_json:
-            live.repeat(lambda: _print_json(look()), interval)
-        live.show(look, interval, console, found.heading)
+            repeat(lambda: _print_json(look()), interval)
+        show(look, interval, console, found.heading)
 
 
 def variables(
@@ -111,8 +115,8 @@ def variables(
 
     Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to ask.
     """
-    from stratagem_deploy.output.console import table_console
-    from stratagem_deploy.watching.listing import listing, variables_of
+    from stratagem_deploy.output import table_console
+    from stratagem_deploy.watching.tables import variables_of, variables_table
 
     found = found_cluster(servers, cluster, run)
     answers = look_at(found, token_file, timeout, with_variables=True)()
@@ -120,7 +124,7 @@ def variables(
     if as_json:
         typer.echo(json.dumps({"variables": listed}))
     else:
-        table_console().print(listing(listed))
+        table_console().print(variables_table(listed))
     _exit(answers)
 
 
@@ -139,8 +143,8 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
 
     Exit code: 0 if nothing was found, 1 if something was, and 2 if there was nobody to ask.
     """
-    from stratagem_deploy.output.console import table_console
-    from stratagem_deploy.watching.diagnosis.doctor import findings
+    from stratagem_deploy.output import table_console
+    from stratagem_deploy.watching.doctor import findings
     from stratagem_deploy.watching.tables import findings_table
 
     answers = look_at(found_cluster(servers, cluster, run), token_file, timeout)()
@@ -160,13 +164,13 @@ def doctor(  # noqa: PLR0913  # one parameter for each option
 
 
 def _print_json(answers: Sequence[ServerAnswer]) -> None:
-    from stratagem_deploy.watching.facts import facts_of
+    from stratagem_deploy.watching.tables import facts_of
 
     typer.echo(json.dumps(facts_of(answers)))
 
 
 def _print_tables(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()) -> None:
-    from stratagem_deploy.output.console import table_console
+    from stratagem_deploy.output import table_console
     from stratagem_deploy.watching.tables import tables
 
     table_console().print(*tables(answers, earlier))

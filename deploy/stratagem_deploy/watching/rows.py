@@ -6,23 +6,59 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from stratagem_deploy.watching.amounts import amount, mean, quantile, span
-from stratagem_deploy.watching.asking import ServerAnswer, statuses
-from stratagem_deploy.watching.calls import calls_of, seconds_between
-from stratagem_deploy.watching.diagnosis.clients import task_name
-from stratagem_deploy.watching.diagnosis.waits import all_waits
-from stratagem_deploy.watching.standings import described
+from stratagem_deploy.watching.asking import (
+    ServerAnswer,
+    amount,
+    calls_of,
+    mean,
+    quantile,
+    seconds_between,
+    span,
+    statuses,
+)
+from stratagem_deploy.watching.clients import all_waits, task_name
 from stratagem_proto.consistency import MODE_NAMES
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
+from stratagem_proto.v1.replication_pb2 import (
+    STANDING_CATCHING_UP,
+    STANDING_FENCED,
+    STANDING_PRIMARY,
+    ReplicationStatus,
+    Standing,
+)
 from stratagem_proto.v1.session_pb2 import Role
 from stratagem_proto.v1.status_pb2 import (
-    GetStatusResponse,
-    MethodStatus,
     ParameterServerStatus,
     SessionStatus,
     WorkerServerStatus,
 )
-from stratagem_proto.v1.waits_pb2 import Awaited
+
+_WORDS: dict[Standing, str] = {
+    STANDING_CATCHING_UP: "catches up",
+    STANDING_FENCED: "may not answer clients at present",
+}
+
+
+def standing_word(status: ReplicationStatus) -> str:
+    """Return what a replica is, for instance "backup"."""
+    name = Standing.Name(status.standing).removeprefix("STANDING_").lower()
+    return _WORDS.get(status.standing, name)
+
+
+def replica_words(status: ReplicationStatus) -> str:
+    """Return what a replica is, in which epoch, and how far the backup is behind."""
+    words = [standing_word(status)]
+    if status.HasField("view"):
+        words.append(f"epoch {status.view.epoch}")
+    if status.is_movable:
+        words.append(f"server {status.replica.index}")
+    elif status.standing == STANDING_PRIMARY and not status.view.HasField("backup"):
+        words.append("no backup")
+    if status.behind:
+        words.append(f"{status.behind} records behind")
+    if status.trouble:
+        words.append(status.trouble)
+    return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -103,10 +139,18 @@ class CheckpointRow:
 def server_rows(answers: Iterable[ServerAnswer]) -> Iterator[ServerRow]:
     """Yield the servers that answered, and those that should have."""
     for answer in answers:
-        if answer.status is not None:
-            yield ServerRow(answer.label, answer.place.address, *_server(answer.status))
-        elif answer.is_missed:
-            yield ServerRow(answer.label, answer.place.address, problem=answer.problem)
+        address, status = answer.place.address, answer.status
+        if status is None:
+            if answer.is_missed:
+                yield ServerRow(answer.label, address, problem=answer.problem)
+            continue
+        holds, doing = (
+            _of_parameter_server(status.parameter_server)
+            if status.HasField("parameter_server")
+            else _of_worker_server(status.worker_server)
+        )
+        up, clients = span(status.uptime_seconds), str(len(status.sessions))
+        yield ServerRow(answer.label, address, up, clients, holds, doing)
 
 
 def exposure(answers: Iterable[ServerAnswer]) -> str:
@@ -117,24 +161,13 @@ def exposure(answers: Iterable[ServerAnswer]) -> str:
     return f"What {', '.join(exposed)} send is not encrypted; --tls encrypts it."
 
 
-def _server(status: GetStatusResponse) -> tuple[str, str, str, str]:
-    holds, doing = (
-        (_variables(status.parameter_server), _server_work(status.parameter_server))
-        if status.HasField("parameter_server")
-        else (_results(status.worker_server), _closures(status.worker_server))
-    )
-    return span(status.uptime_seconds), str(len(status.sessions)), holds, doing
-
-
-def _variables(server: ParameterServerStatus) -> str:
+def _of_parameter_server(server: ParameterServerStatus) -> tuple[str, str]:
+    """Return what it holds and what it does, in words."""
     number = sum(one.count for one in server.totals)
     rows = sum(one.table_rows for one in server.totals)
     size = amount(sum(one.bytes for one in server.totals))
-    return f"{number} variables, {size}" + (f", {rows} rows of tables" if rows else "")
-
-
-def _server_work(server: ParameterServerStatus) -> str:
-    words = [described(server.replication)] if server.HasField("replication") else []
+    holds = f"{number} variables, {size}" + (f", {rows} rows of tables" if rows else "")
+    words = [replica_words(server.replication)] if server.HasField("replication") else []
     words.append(f"{amount(server.staged.used)} staged")
     waits = (wait for wait in server.waits if wait.waiting)
     words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
@@ -145,52 +178,47 @@ def _server_work(server: ParameterServerStatus) -> str:
         words.append(f"checkpoint {span(checkpoint.age_seconds)} old")
     elif checkpoint.restored_from:
         words.append("restored")
-    return ", ".join(words)
+    return holds, ", ".join(words)
 
 
-def _results(server: WorkerServerStatus) -> str:
-    number, nbytes = server.staying_results, server.staying_result_bytes
-    return f"{number} results, {amount(nbytes)}"
-
-
-def _closures(server: WorkerServerStatus) -> str:
+def _of_worker_server(server: WorkerServerStatus) -> tuple[str, str]:
+    """Return what it holds and what it does, in words."""
     ended = sum(server.ended.values())
     failed = ended - server.ended.get("OK", 0)
     work = f"{server.running} running, {server.queued} queued, {ended} done"
-    return work + (f", {failed} of them failed" if failed else "")
+    holds = f"{server.staying_results} results, {amount(server.staying_result_bytes)}"
+    return holds, work + (f", {failed} of them failed" if failed else "")
 
 
 def client_rows(answers: Iterable[ServerAnswer]) -> Iterator[ClientRow]:
     """Yield each client once."""
     found: dict[tuple[str, str], list[SessionStatus]] = {}
-    statuses = (answer.status for answer in answers if answer.status)
-    for session in chain.from_iterable(status.sessions for status in statuses):
+    for session in chain.from_iterable(status.sessions for _, status in statuses(answers)):
         task, role = session.task, Role.Name(session.role).removeprefix("ROLE_")
         label = f"{task.job}:{task.index}" if task.job else "program"
         found.setdefault((label, role.lower()), []).append(session)
-    for key, sessions in sorted(found.items(), key=lambda each: _numbered(*each[0])):
+    for key, sessions in sorted(found.items(), key=lambda each: _numbered(each[0])):
         silence = min(session.silent_seconds for session in sessions)
         paces = [span(each.pace.own_seconds) for each in sessions if each.HasField("pace")]
         yield ClientRow(*key, f"{span(silence)} ago", str(len(sessions)), paces[0] if paces else "")
 
 
-def _numbered(label: str, role: str) -> tuple[str, int, str]:
+def _numbered(client: tuple[str, str]) -> tuple[str, int, str]:
     """Return the order of clients, worker:10 after worker:9."""
+    label, role = client
     job, _, index = label.partition(":")
     return job, int(index or 0), role
 
 
 def wait_rows(answers: Iterable[ServerAnswer]) -> Iterator[WaitRow]:
-    """Yield who waits for whom."""
     for server, wait in all_waits(answers):
-        whom = ", ".join(map(_whom, wait.awaited))
+        whom = ", ".join(
+            task_name(f"{each.missing} of {each.client}")
+            + (f" ({span(each.seconds)})" if each.seconds else "")
+            for each in wait.awaited
+        )
         client, subject = task_name(wait.client), task_name(wait.subject)
         yield WaitRow(client, subject, span(wait.seconds), server, whom)
-
-
-def _whom(awaited: Awaited) -> str:
-    since = f" ({span(awaited.seconds)})" if awaited.seconds else ""
-    return task_name(f"{awaited.missing} of {awaited.client}") + since
 
 
 @dataclass(frozen=True)
@@ -244,7 +272,7 @@ def step_rows(
 def _clocks(
     answers: Iterable[ServerAnswer],
 ) -> Iterator[tuple[tuple[bytes, str, str, str], WorkerClock]]:
-    for status in (answer.status for answer in answers if answer.status):
+    for _, status in statuses(answers):
         for group in status.parameter_server.groups:
             mode = MODE_NAMES.get(group.consistency.mode, "")
             for clock in group.workers:
@@ -253,18 +281,16 @@ def _clocks(
 
 def _staleness(buckets: Sequence[int]) -> str:
     """Return the median and the most, each as the bucket that it is in."""
+
+    def steps(bucket: int) -> str:
+        return str(bucket) if bucket < 2 else f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"
+
     running, half = 0, sum(buckets) / 2
     for bucket, count in enumerate(buckets):
         running += count
         if running >= half > 0:
-            return f"{_steps(bucket)}, at most {_steps(len(buckets) - 1)}"
+            return f"{steps(bucket)}, at most {steps(len(buckets) - 1)}"
     return ""
-
-
-def _steps(bucket: int) -> str:
-    if bucket < 2:
-        return str(bucket)
-    return f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"
 
 
 def call_rows(
@@ -273,21 +299,18 @@ def call_rows(
     """Yield the methods that were called."""
     seconds, digits = (seconds_between(answers, earlier), 1) if earlier else (1.0, 0)
     for name, method in sorted(calls_of(answers, earlier).items()):
+        ended = sum(method.ended.values())
+        bytes_in, bytes_out = method.received_bytes.sum, method.sent_bytes.sum
         if any(method.ended.values()):
-            yield CallRow(name, *_calls(method, seconds, digits))
-
-
-def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]:
-    ended = sum(method.ended.values())
-    bytes_in, bytes_out = method.received_bytes.sum, method.sent_bytes.sum
-    return (
-        f"{ended / seconds:.{digits}f}",
-        str(ended - method.ended.get("OK", 0)),
-        span(mean(method.seconds) or 0.0),
-        span(quantile(method.seconds, 0.99) or 0.0),
-        amount(bytes_in / seconds) if bytes_in else "",
-        amount(bytes_out / seconds) if bytes_out else "",
-    )
+            yield CallRow(
+                name,
+                f"{ended / seconds:.{digits}f}",
+                str(ended - method.ended.get("OK", 0)),
+                span(mean(method.seconds) or 0.0),
+                span(quantile(method.seconds, 0.99) or 0.0),
+                amount(bytes_in / seconds) if bytes_in else "",
+                amount(bytes_out / seconds) if bytes_out else "",
+            )
 
 
 def checkpoint_rows(answers: Iterable[ServerAnswer]) -> Iterator[CheckpointRow]:

@@ -1,17 +1,23 @@
-"""What servers say, as tables on a terminal."""
+"""What servers say, as tables on a terminal and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NoReturn
 
+from google.protobuf.message import Message
 from rich import box
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from stratagem_deploy.watching.asking import ServerAnswer, of_clients
-from stratagem_deploy.watching.diagnosis.finding import Finding
+from stratagem_deploy.watching.asking import ServerAnswer, amount, of_clients
+from stratagem_deploy.watching.clients import Finding
+from stratagem_deploy.watching.looks import Look
 from stratagem_deploy.watching.rows import (
     call_rows,
     client_rows,
@@ -20,6 +26,100 @@ from stratagem_deploy.watching.rows import (
     step_rows,
     wait_rows,
 )
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
+
+_VARIABLE_COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slots")
+
+
+def facts_of(answers: Iterable[ServerAnswer]) -> dict[str, Any]:
+    """Return all that servers answered, for JSON; those that did not have "problem" instead."""
+    servers = []
+    for answer in answers:
+        facts = {"server": answer.label, "address": answer.place.address}
+        said = {"problem": answer.problem} if answer.status is None else plain(answer.status)
+        servers.append({**facts, "answers": answer.status is not None, **said})
+    return {"servers": servers}
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return the fields of a message by name.
+
+    Bytes are hexadecimal and enums their values' own names in lower case; what may be absent, and
+    is, is left out.
+    """
+    fields = message.DESCRIPTOR.fields
+    return {
+        field.name: _plain_field(field, getattr(message, field.name))
+        for field in fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain_field(field: Any, value: Any) -> Any:
+    kind, enum = field.message_type, field.enum_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return {str(key): value[key] for key in sorted(value)}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_plain_field(field, item) for item in value]
+    if isinstance(value, Message):
+        return plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if enum is None:
+        return value
+    # Without what all names of the enum begin with.
+    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
+    known = enum.values_by_number.get(value)
+    return known.name.removeprefix(prefix).lower() if known else str(value)
+
+
+def variables_of(answers: Iterable[ServerAnswer]) -> list[dict[str, Any]]:
+    """Return all variables, each with the names of its slot variables.
+
+    Bytes of a table are those of its index and of its optimizers' state, too; "rows" says how many
+    it has stored, and is None for others.
+    """
+    found: list[dict[str, Any]] = []
+    for answer in of_clients(answers):
+        owners: dict[str, dict[str, Any]] = {}
+        for one in answer.status.parameter_server.variables if answer.status else ():
+            variable, spec = one.variable, one.variable.spec
+            if spec.kind == VARIABLE_KIND_SLOT and spec.slot_of in owners:
+                slots = owners[spec.slot_of]["slots"]
+                slots.append({"name": spec.name, "bytes": one.bytes})
+                continue
+            described = plain(spec)
+            owners[spec.name] = {
+                "name": spec.name,
+                "place": answer.label,
+                "kind": described["kind"],
+                "dtype": described["tensor"]["dtype"],
+                "shape": described["tensor"]["shape"],
+                "bytes": one.bytes,
+                "rows": variable.table.rows if variable.HasField("table") else None,
+                "version": variable.version,
+                "slots": [],
+            }
+        found += owners.values()
+    return found
+
+
+def variables_table(variables: Iterable[dict[str, Any]]) -> Table:
+    """Return the same as a table."""
+    table = Table(*_VARIABLE_COLUMNS, box=box.SIMPLE_HEAD)
+    for facts in variables:
+        table.add_row(*in_words(facts).values())
+    return table
+
+
+def in_words(facts: dict[str, Any]) -> dict[str, str]:
+    """Return what is shown of a variable, column by column."""
+    slots, beginning = facts["slots"], f"{facts['name']}/"
+    names = ", ".join(slot["name"].removeprefix(beginning) for slot in slots)
+    shown = facts | {"bytes": amount(facts["bytes"]), "slots": names}
+    return {
+        column: "" if shown[column] is None else str(shown[column]) for column in _VARIABLE_COLUMNS
+    }
 
 
 def tables(
@@ -32,50 +132,33 @@ def tables(
         earlier: What they said before. If given, steps and calls are those since then, by the
             second.
     """
-    yield _servers(answers)
-    called, before = of_clients(answers), of_clients(earlier)
-    for table, rows in (
-        (_clients(), client_rows(called)),
-        (_waits(), wait_rows(called)),
-        (_workers("steps/s" if earlier else "steps"), step_rows(called, before)),
-        (_methods("/s" if earlier else ""), call_rows(answers, earlier)),
-    ):
-        if _filled(table, rows).row_count:
-            yield table
-
-
-def _filled(table: Table, rows: Iterable[Any]) -> Table:
-    for row in rows:
-        table.add_row(*astuple(row))
-    return table
-
-
-def _servers(answers: Sequence[ServerAnswer]) -> Table:
-    table = _table("Servers", "server", "address", "up", "clients", "holds", "doing")
+    servers = _table("Servers", "server", "address", "up", "clients", "holds", "doing")
     for row in server_rows(answers):
         doing = f"[red]{escape(row.problem)}[/red]" if row.problem else row.doing
-        table.add_row(row.server, row.address, row.up, row.clients, row.holds, doing)
-    if told := exposure(answers):
-        table.caption, table.caption_justify = told, "left"
-    return table
+        servers.add_row(row.server, row.address, row.up, row.clients, row.holds, doing)
+    if sentence := exposure(answers):
+        servers.caption, servers.caption_justify = sentence, "left"
+    yield servers
 
-
-def _clients() -> Table:
-    return _table("Clients", "client", "role", "last heard of", "servers", "own time for a step")
-
-
-def _waits() -> Table:
-    return _table("Waits", "client", "waits for", "since", "on", "for whom")
-
-
-def _workers(steps: str) -> Table:
-    columns = ("optimizer", "consistency", "worker", steps, "staleness", "dropped")
-    return _table("Steps", *columns, "")
-
-
-def _methods(unit: str) -> Table:
+    called, before = of_clients(answers), of_clients(earlier)
+    steps, unit = ("steps/s", "/s") if earlier else ("steps", "")
+    clients = ("client", "role", "last heard of", "servers", "own time for a step")
+    waits = ("client", "waits for", "since", "on", "for whom")
+    workers = ("optimizer", "consistency", "worker", steps, "staleness", "dropped", "")
     counts = (f"calls{unit}", "failed", "mean", "99 % within")
-    return _table("Calls", "method", *counts, f"received{unit}", f"sent{unit}")
+    methods = ("method", *counts, f"received{unit}", f"sent{unit}")
+    every: Sequence[tuple[str, tuple[str, ...], Iterable[Any]]] = (
+        ("Clients", clients, client_rows(called)),
+        ("Waits", waits, wait_rows(called)),
+        ("Steps", workers, step_rows(called, before)),
+        ("Calls", methods, call_rows(answers, earlier)),
+    )
+    for title, columns, rows in every:
+        table = _table(title, *columns)
+        for each in rows:
+            table.add_row(*astuple(each))
+        if table.row_count:
+            yield table
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
@@ -92,3 +175,32 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column)
     return table
+
+
+def show(look: Look, interval: float, console: Console, heading: str = "") -> NoReturn:
+    """Show what servers say on a terminal, until interrupted.
+
+    Args:
+        look: Asks them.
+        interval: Seconds between two looks.
+        console: The terminal.
+        heading: Which cluster it is, or "".
+    """
+    earlier: Sequence[ServerAnswer] = ()
+    above = [Text(heading)] if heading else []
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def update() -> None:
+            nonlocal earlier
+            answers = look()
+            live.update(Group(*above, *tables(answers, earlier)), refresh=True)
+            earlier = answers
+
+        repeat(update, interval)
+
+
+def repeat(work: Callable[[], None], interval: float) -> NoReturn:
+    """Do something every so many seconds, until interrupted."""
+    while True:
+        work()
+        time.sleep(interval)

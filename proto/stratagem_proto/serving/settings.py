@@ -14,7 +14,6 @@ from stratagem_proto.certificates.presented import certificates_in
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name, check_token
 from stratagem_proto.server_log import LOG
-from stratagem_proto.sockets.server.listener import cannot_listen
 from stratagem_proto.wire.channel import check_transport, transport_from_environment
 
 if TYPE_CHECKING:
@@ -89,6 +88,9 @@ def bound(
         else:
             port = server.add_secure_port(address, certificates.of_servers())
     except RuntimeError as error:
+        # It loads PyTorch, for which commands that only check addresses do not wait.
+        from stratagem_proto.sockets.server.listener import cannot_listen
+
         raise cannot_listen(address) from error
     return f"{address.rpartition(':')[0]}:{port}"
 

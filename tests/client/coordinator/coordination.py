@@ -9,7 +9,7 @@ from typing import Any
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer

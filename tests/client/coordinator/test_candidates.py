@@ -17,7 +17,7 @@ from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.errors import CancelledError, InvalidArgumentError, SupersededError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_COORDINATOR, ROLE_WORKER, Role
 from stratagem_proto.wire.channel import Deadlines

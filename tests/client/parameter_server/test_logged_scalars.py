@@ -10,9 +10,8 @@ import torch
 
 import stratagem
 from stratagem._core.scalars import Scalars
-from stratagem_deploy.dashboard.measures import measures
-from stratagem_deploy.watching.asking import ServerAnswer, ask
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.dashboard.view import measures
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, ask
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

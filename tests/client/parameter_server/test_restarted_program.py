@@ -16,7 +16,7 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running

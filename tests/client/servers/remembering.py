@@ -14,7 +14,7 @@ import stratagem
 from stratagem import ClusterSpec, ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import (
     DataLossError,
     FailedPreconditionError,

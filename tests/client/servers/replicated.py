@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stratagem import ParameterServerStrategy
-from stratagem_deploy.clusters.standings import replica_standings
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.clusters.servers import replica_standings
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, View
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

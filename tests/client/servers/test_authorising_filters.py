@@ -10,7 +10,7 @@ import torch
 
 from stratagem import ClusterDeviceFilters, ParameterServerStrategy, Variable
 from stratagem._ps_client.session import Identity
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,

@@ -15,10 +15,8 @@ from stratagem._ps_client.requests.coordination import barrier
 from stratagem._ps_client.requests.reads import Reading, read
 from stratagem._ps_client.requests.variables import Writing, assign, create, list_variables
 from stratagem._ps_client.session import Identity
-from stratagem_deploy.processes.addresses import ReservedAddress
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.calls import calls_of
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.processes.resources import ReservedAddress
+from stratagem_deploy.watching.asking import ServerPlace, ask, calls_of
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,

@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.errors import (
     DeadlineExceededError,
     SessionLostError,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stratagem import ParameterServerStrategy, Variable
-from stratagem_deploy.clusters.standings import replica_standings
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.clusters.servers import replica_standings
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP, STANDING_PRIMARY
 from stratagem_psserver.server import ParameterServer

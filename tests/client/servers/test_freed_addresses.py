@@ -9,7 +9,7 @@ import torch
 
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import UnauthenticatedError, UnavailableError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF

@@ -16,7 +16,7 @@ import torch
 from stratagem import Variable
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import SupersededError
 from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer

@@ -9,7 +9,7 @@ import pytest
 
 from stratagem import FailedPreconditionError, InvalidArgumentError
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.clusters.storage import storage
+from stratagem_deploy.clusters.plan import Storage
 from stratagem_psserver.settings import Durability
 
 
@@ -18,12 +18,12 @@ def test_a_durability_without_a_folder_says_how_to_name_one(durability: Durabili
     with pytest.raises(
         InvalidArgumentError, match=f"'{durability}' needs a folder.*--durability-f"
     ):
-        storage(None, durability)
+        Storage.at(None, durability)
 
 
 def test_a_folder_without_a_durability_says_how_to_choose_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{tmp_path}' without.* by --durability or"):
-        storage(None, durability_folder=tmp_path)
+        Storage.at(None, durability_folder=tmp_path)
 
 
 @pytest.mark.parametrize("jobs", [{"worker": ["a:1", "b:1"]}, {"worker": ["a:1"], "ps": ["c:1"]}])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from stratagem_deploy.processes.run_records import RunRecord, on_record
+from stratagem_deploy.processes.resources import RunRecord, on_record
 from tests.deploy.completion.shells import SHELLS, Terminal, installed, is_installed, terminal
 from tests.deploy.test_cli import VERBS
 

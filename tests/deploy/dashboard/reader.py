@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from stratagem_deploy.dashboard.page_server import PageServer
+from stratagem_deploy.dashboard.pages import PageServer
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
-from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerPlace, ask
 from tests.conftest import TOKEN
 from tests.waiting import eventually
 

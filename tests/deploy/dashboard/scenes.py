@@ -96,7 +96,7 @@ def crowd(workers: int, variables: int) -> Iterator[tuple[Watched, list[RawClien
 
 def watched(server: ParameterServer) -> Watched:
     """A server by itself, as a cluster to look at."""
-    from stratagem_deploy.watching.places import ServerPlace
+    from stratagem_deploy.watching.asking import ServerPlace
 
     return Watched([ServerPlace(server.address)], TOKEN)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from stratagem_deploy.dashboard.curves import Curves
+from stratagem_deploy.dashboard.watcher import Curves
 
 
 def test_only_the_points_after_a_number_are_told() -> None:

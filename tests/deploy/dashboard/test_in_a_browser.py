@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from benchmarks.stalls.scene import Watched as Cluster
-from stratagem_deploy.dashboard.page_server import PageServer
-from stratagem_deploy.dashboard.server_page import ServerPage
+from stratagem_deploy.dashboard.pages import PageServer, ServerPage
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
 from stratagem_deploy.watching.asking import ask
 from stratagem_proto.serving.pages import offering

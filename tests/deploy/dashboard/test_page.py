@@ -17,9 +17,9 @@ import torch
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from stratagem_deploy.dashboard.page_server import PageServer
+from stratagem_deploy.dashboard.pages import PageServer
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, HeartbeatResponse, Task
 from stratagem_proto.v1.waits_pb2 import Waiter

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
-from stratagem_deploy.dashboard.server_page import ServerPage
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.dashboard.pages import ServerPage
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.serving.pages import PageMaker, ShownServer, offering
 from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.v1.session_pb2 import Task

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stratagem_deploy import RayCluster
-from stratagem_deploy.on_ray.directory import Directory
+from stratagem_deploy.on_ray.actors import Directory
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
 

@@ -13,7 +13,7 @@ from io import FileIO
 
 import pytest
 
-from stratagem_deploy.output.screen import Copied, Screen
+from stratagem_deploy.output import Copied, Screen
 
 Opened = tuple[Screen, Callable[[str], bool]]
 

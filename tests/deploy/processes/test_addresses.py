@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.processes.child import Child
-from stratagem_deploy.processes.forking.fork_server import ForkServer, start_forked
-from stratagem_deploy.processes.forking.wire import Order
-from stratagem_deploy.processes.process import Process, import_path
+from stratagem_deploy.processes.fork_server import ForkServer, start_forked
+from stratagem_deploy.processes.forker import Order
+from stratagem_deploy.processes.process import Child, Process, import_path
 from tests.deploy.processes.process_tree import is_alive
 from tests.waiting import eventually
 

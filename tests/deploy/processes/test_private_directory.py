@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_deploy.processes.resources import PrivateDirectory
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
 OWNER = """
 import time
-from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_deploy.processes.resources import PrivateDirectory
 directory = PrivateDirectory()
 directory.write_secret("token", "secret")
 print(directory.path, flush=True)

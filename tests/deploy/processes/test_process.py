@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
-from stratagem_deploy.processes.child import Starter, start_program
-from stratagem_deploy.processes.forking.fork_server import start_forked
-from stratagem_deploy.processes.process import Process, describe_exit, import_path
-from stratagem_deploy.processes.transcript import Transcript
+from stratagem_deploy.processes.fork_server import start_forked
+from stratagem_deploy.processes.process import (
+    Process,
+    Starter,
+    Transcript,
+    describe_exit,
+    import_path,
+    start_program,
+)
 from tests.deploy.processes.process_tree import is_alive, python
 from tests.waiting import eventually
 
@@ -29,8 +34,8 @@ signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
 """
 PARENT = """
 import sys, time
-from stratagem_deploy.processes.child import start_program
-from stratagem_deploy.processes.forking.fork_server import start_forked
+from stratagem_deploy.processes.process import start_program
+from stratagem_deploy.processes.fork_server import start_forked
 from tests.deploy.processes.test_process import Processes, SLEEPER
 child = Processes({start}).of(SLEEPER)
 print(child.pid, flush=True)

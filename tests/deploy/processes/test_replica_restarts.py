@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from signal import SIGKILL, SIGTERM
 
-from stratagem_deploy.processes.replica_restarts import ReplicaRestarts
-from stratagem_deploy.processes.supervision import SUPERSEDED, Restarts, Supervision
+from stratagem_deploy.processes.supervision import (
+    SUPERSEDED,
+    ReplicaRestarts,
+    Restarts,
+    Supervision,
+)
 
 FIRST, SECOND = "ps:0 replica 0", "ps:0 replica 1"
 OTHER = "ps:1 replica 0", "ps:1 replica 1"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.processes.run_records import RunRecord, on_record, records
+from stratagem_deploy.processes.resources import RunRecord, on_record, records
 from stratagem_proto.errors import PermissionDeniedError
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
@@ -18,7 +18,7 @@ RECORD = RunRecord(pid=7, script="train.py", cluster={"ps": ["127.0.0.1:1"]}, to
 RUN = """
 import os, sys, time
 from pathlib import Path
-from stratagem_deploy.processes.run_records import RunRecord, on_record
+from stratagem_deploy.processes.resources import RunRecord, on_record
 record = RunRecord(pid=os.getpid(), script="other.py", cluster={}, token_file="t")
 with on_record(record):
     time.sleep(1000)

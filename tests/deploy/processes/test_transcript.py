@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stratagem_deploy.processes.transcript import Transcript
+from stratagem_deploy.processes.process import Transcript
 
 
 def test_bytes_that_are_no_text_are_shown_as_such() -> None:

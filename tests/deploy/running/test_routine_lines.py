@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem_deploy.running.servers import is_routine
+from stratagem_deploy.running.run import is_routine
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.diagnosis.doctor import findings
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace
+from stratagem_deploy.watching.doctor import findings
 from stratagem_proto.v1.session_pb2 import AwaitedAnswer, StepPace, Task
 from stratagem_proto.v1.status_pb2 import (
     Budget,

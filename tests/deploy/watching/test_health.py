@@ -9,7 +9,7 @@ import threading
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.process import LoopThread
 from stratagem_psserver.server import ParameterServer

@@ -14,7 +14,7 @@ import torch
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.metrics import families_of
 from stratagem_proto.serving.server import RpcServer

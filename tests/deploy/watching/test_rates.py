@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.calls import seconds_between
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, seconds_between
 from stratagem_deploy.watching.rows import progress_of
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, WorkerClock
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, ParameterServerStatus

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.watching.asking import ServerAnswer
-from stratagem_deploy.watching.diagnosis.doctor import findings
-from stratagem_deploy.watching.listing import variables_of
-from stratagem_deploy.watching.places import ServerPlace, find
-from stratagem_deploy.watching.standings import described
-from stratagem_deploy.watching.tables import tables
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, find
+from stratagem_deploy.watching.doctor import findings
+from stratagem_deploy.watching.rows import replica_words
+from stratagem_deploy.watching.tables import tables, variables_of
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.replication_pb2 import (
     STANDING_BACKUP,
@@ -130,8 +128,8 @@ def test_a_replica_is_described_in_a_few_words() -> None:
     behind = said(0, STANDING_CATCHING_UP, view(4, 1), behind=7, trouble="it is busy").replication
     assert alone is not None
     assert behind is not None
-    assert described(alone) == "primary, epoch 4, no backup"
-    assert described(behind) == "catches up, epoch 4, 7 records behind, it is busy"
+    assert replica_words(alone) == "primary, epoch 4, no backup"
+    assert replica_words(behind) == "catches up, epoch 4, 7 records behind, it is busy"
 
 
 def test_each_replica_of_a_cluster_is_asked(tmp_path: Path) -> None:

@@ -21,11 +21,9 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
-from stratagem_deploy.processes.addresses import ReservedAddress
-from stratagem_deploy.watching.amounts import amount, quantile, span
-from stratagem_deploy.watching.asking import ServerAnswer, ask
-from stratagem_deploy.watching.live import show
-from stratagem_deploy.watching.places import ServerPlace
+from stratagem_deploy.processes.resources import ReservedAddress
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, amount, ask, quantile, span
+from stratagem_deploy.watching.tables import show
 from stratagem_proto.serving.figures import Histogram
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_psserver.server import ParameterServer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stratagem_deploy.checkpoints.signing import sign
+from stratagem_deploy.checkpoints.writing import sign
 from stratagem_proto.checkpoint.folder import CheckpointPolicy, open_checkpoint
 from stratagem_proto.errors import DataLossError, PermissionDeniedError
 from stratagem_psserver.checkpoints import facts_of

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import servers_pb2 as pb

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stratagem_deploy.processes.addresses import ReservedAddresses
+from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.v1.replication_pb2 import ReplicationStatus, Standing
 from stratagem_psserver.replication.standby import Standby
 from stratagem_psserver.server import ParameterServer

@@ -14,7 +14,7 @@ import torch
 import stratagem
 from stratagem import ConfigProto, FailedPreconditionError, ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator, RemoteValueStatus
-from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer

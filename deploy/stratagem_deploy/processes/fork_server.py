@@ -17,9 +17,10 @@ from contextlib import suppress
 from functools import partial
 from weakref import finalize
 
-from stratagem_deploy.processes.child import Child, Start, start_program
-from stratagem_deploy.processes.forking.wire import ENDED, Order, heard, tell
-from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.forker import ENDED, Order, receive_number, send_number
+from stratagem_deploy.processes.process import Child, Process, Start, start_program
+
+_FORKER = "stratagem_deploy.processes.forker"
 
 # Libraries do not read these while they are loaded, and they change from process to process.
 _READ_LATER = ("STRATAGEM_", "TF_CONFIG", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR")
@@ -45,7 +46,7 @@ class ForkServer:
         finalize(self, self._orders.close)
         with theirs:
             descriptor = theirs.fileno()
-            command = [sys.executable, "-m", __package__, module, str(descriptor)]
+            command = [sys.executable, "-m", _FORKER, module, str(descriptor)]
             start = partial(start_program, inherited=[descriptor])
             self._process = Process(
                 f"fork server of {module}", command, environment=environment, start=start
@@ -63,7 +64,7 @@ class ForkServer:
         try:
             with theirs, self._lock:
                 order.send(self._orders, [output, errors, theirs.fileno()])
-            pid = heard(ours)
+            pid = receive_number(ours)
         except OSError:
             # It must not fork later what is started in another way now.
             self._process.send(signal.SIGKILL)
@@ -86,42 +87,37 @@ class _Forked:
 
     def await_end(self) -> None:
         with suppress(OSError):
-            heard(self._control)
+            receive_number(self._control)
 
     def reap(self) -> int:
         with self._control, suppress(OSError):
-            tell(self._control, ENDED)
-            code = heard(self._control)
+            send_number(self._control, ENDED)
+            code = receive_number(self._control)
             if code is not None:
                 return code
         return -signal.SIGKILL
 
 
-class _ForkServers:
-    """The fork servers of this process: those of the programs and environments used last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # From the one that was used the longest time ago.
-        self._servers: dict[object, ForkServer] = {}
-
-    def of(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        key = module, os.getpid(), _read_early(environment)
-        with self._lock:
-            server = self._servers.pop(key, None)
-            if server is None or not server.runs:
-                server = ForkServer(module, environment)
-            self._servers[key] = server
-            if len(self._servers) > _MOST:
-                del self._servers[next(iter(self._servers))]
-            return server
+# Those of this process, of the programs and environments used last; the one first that was used the
+# longest time ago.
+_servers: dict[object, ForkServer] = {}
+_choosing = threading.Lock()
 
 
-_servers = _ForkServers()
-
-
-def _read_early(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    return frozenset(item for item in environment.items() if not item[0].startswith(_READ_LATER))
+def _server_for(module: str, environment: Mapping[str, str]) -> ForkServer:
+    """Return the fork server of a program and an environment; it may still load the modules."""
+    read_early = frozenset(
+        item for item in environment.items() if not item[0].startswith(_READ_LATER)
+    )
+    key = module, os.getpid(), read_early
+    with _choosing:
+        server = _servers.pop(key, None)
+        if server is None or not server.runs:
+            server = ForkServer(module, environment)
+        _servers[key] = server
+        if len(_servers) > _MOST:
+            del _servers[next(iter(_servers))]
+        return server
 
 
 def start_forked(start: Start) -> Child:
@@ -133,7 +129,7 @@ def start_forked(start: Start) -> Child:
     if _CAN_FORK:
         path = [folder or os.getcwd() for folder in sys.path]
         order = Order(arguments, start.environment, os.getcwd(), path)
-        server = _servers.of(module, start.environment)
+        server = _server_for(module, start.environment)
         child = server.fork(order, start.output, start.errors)
         if child:
             return child
@@ -148,4 +144,4 @@ def prepare(module: str, environment: Mapping[str, str]) -> None:
         environment: What its environment has besides ours.
     """
     if _CAN_FORK:
-        _servers.of(module, os.environ | environment)
+        _server_for(module, os.environ | environment)

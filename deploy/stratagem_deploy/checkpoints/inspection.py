@@ -1,16 +1,71 @@
-"""Comparing two checkpoints."""
+"""What is in a checkpoint, and in what two of them differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from rich.table import Table
 
+from stratagem_deploy.output import table_console
 from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.wholes import Whole, WholeTable, wholes_of
+from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_proto.wire.tensors import as_bytes
+
+_COLUMNS = ("name", "kind", "dtype", "shape", "rows", "shards", "version")
+
+
+def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the facts about a checkpoint, as JSON has them.
+
+    Of tables "rows" says how many are stored.
+    """
+    index = checkpoint.index
+    wholes = wholes_of(index).values()
+    return {
+        "path": str(checkpoint.folder),
+        "identity": index.identity,
+        "files": {name: file.nbytes for name, file in index.files.items()},
+        "variables": [_facts(whole) for whole in wholes],
+        "nbytes": sum(entry.nbytes for entry in index.tensors.values()),
+        "bases": list(index.bases),
+        "extra": dict(index.extra),
+    }
+
+
+def _facts(whole: Whole) -> dict[str, Any]:
+    first = whole.pieces[0].entry
+    kind = VariableKind.Name(first.spec.kind).removeprefix("VARIABLE_KIND_")
+    return {
+        "name": whole.name,
+        "kind": "slot" if whole.slot_of else kind.lower().replace("unspecified", ""),
+        "dtype": str(whole.dtype).removeprefix("torch."),
+        "shape": list(whole.shape),
+        "rows": whole.count if isinstance(whole, WholeTable) else None,
+        "shards": len(whole.pieces),
+        "version": max(piece.entry.version for piece in whole.pieces),
+    }
+
+
+def table(listed: Mapping[str, Any]) -> None:
+    """Print these facts."""
+    shown = Table(title=listed["path"])
+    for column in _COLUMNS:
+        # A name that is cut names nothing.
+        shown.add_column(column, overflow="fold")
+    for variable in listed["variables"]:
+        facts = (variable[column] for column in _COLUMNS)
+        shown.add_row(*("" if fact is None else str(fact) for fact in facts))
+    console = table_console()
+    console.print(shown)
+    count, files = len(listed["variables"]), len(listed["files"])
+    if listed["bases"]:
+        console.print(f"read beside {', '.join(listed['bases'])}")
+    console.print(f"{count} tensors, {listed['nbytes']} bytes, in {files} files")
 
 
 @dataclass(frozen=True)
@@ -60,20 +115,15 @@ def _difference_of_tables(
     unwritten = ""
     if one.spec.initializer != other.spec.initializer:
         unwritten = "rows that were never written have other values"
-    stored = _difference_of_rows(one, first, other, second)
-    return "; ".join(what for what in (stored, unwritten) if what)
-
-
-def _difference_of_rows(
-    one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
-) -> str:
     keys, rows = one.stored(first)
     other_keys, other_rows = other.stored(second)
     lacking = len(keys) - int(torch.isin(keys, other_keys).sum())
     more = len(other_keys) - (len(keys) - lacking)
     if lacking or more:
-        return f"{lacking} rows only in the first, {more} only in the second"
-    return _amount(rows, other_rows) or _difference_of_times(one, first, other, second)
+        stored = f"{lacking} rows only in the first, {more} only in the second"
+    else:
+        stored = _amount(rows, other_rows) or _difference_of_times(one, first, other, second)
+    return "; ".join(what for what in (stored, unwritten) if what)
 
 
 def _difference_of_times(

@@ -1,26 +1,142 @@
-"""The terminal that several processes write to, one line at a time."""
+"""What commands print, and what the processes of a run write, for people or for programs."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import termios
 import threading
+import time
 import tty
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TextIO
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from stratagem_deploy.output.display import Display
-from stratagem_deploy.processes.process import Process, describe_exit
+from stratagem_deploy.processes.process import Process, Transcript, describe_exit
 from stratagem_deploy.processes.supervision import USAGE_ERROR
-from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.configuration.model import variable
+from stratagem_proto.errors import StratagemError
+
+# Files and pipes have no width, and what reads them is to find names whole.
+_NO_TERMINAL_COLUMNS = 100_000
+
+
+def table_console() -> Console:
+    """Return the standard output: as wide as it is, or so wide that nothing is cut."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_NO_TERMINAL_COLUMNS)
+
+
+@contextmanager
+def exit_on(code: int, *errors: type[Exception]) -> Iterator[None]:
+    """End a command with the message of an error of these kinds, or of the usual, and this code."""
+    kinds = errors or (StratagemError, OSError)
+    try:
+        yield
+    except kinds as error:
+        typer.echo(f"stratagem: {error}", err=True)
+        raise typer.Exit(code) from error
+
+
+class Display(ABC):
+    """Shows the output and the events of the processes of a run as they come.
+
+    `started` is called once, when the servers serve, and `ended` once, at the end. In between
+    `of_worker` and `of_server` give each process that starts its outputs, and the others show ends.
+    """
+
+    @abstractmethod
+    def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
+        """Return where the two outputs of a worker go, perhaps to the same."""
+
+    @abstractmethod
+    def of_server(self, name: str, index: int) -> Callable[[str], None]:
+        """Return what shows a line of a server's log."""
+
+    @abstractmethod
+    def started(self, cluster: Mapping[str, Sequence[str]], credentials: Mapping[str, str]) -> None:
+        """Show how `stratagem status` and its like reach the servers.
+
+        Args:
+            cluster: The addresses of the tasks by job.
+            credentials: The settings by which they may, by name, while the run lasts.
+        """
+
+    @abstractmethod
+    def restarts(self, process: Process, restart: int, most: int) -> None:
+        """Show that a process failed and will be started again, as which restart of how many."""
+
+    @abstractmethod
+    def rejoins(self, process: Process, part: str) -> None:
+        """Show that a replica has ended, and will be started again as what, as in "the backup"."""
+
+    @abstractmethod
+    def failed(self, process: Process) -> None:
+        """Show which process failed first, of those that are not started again."""
+
+    @abstractmethod
+    def ended(self, exit_code: int, problem: str) -> None:
+        """Show how the run has ended; a problem says why there were no workers."""
+
+
+class JsonLines(Display):
+    """Writes an object for each line of a process.
+
+    The first one tells where the servers are, the last one how the run ended.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._failed = ""
+
+    def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
+        output, errors = (
+            Transcript(partial(self._line, name, stream)) for stream in ("stdout", "stderr")
+        )
+        return output, errors
+
+    def of_server(self, name: str, index: int) -> Callable[[str], None]:
+        return partial(self._line, name, "stderr")
+
+    def started(self, cluster: Mapping[str, Sequence[str]], credentials: Mapping[str, str]) -> None:
+        self._write(cluster=cluster, **credentials)
+
+    def restarts(self, process: Process, restart: int, most: int) -> None:
+        ended = describe_exit(process.exit_code or 0)
+        self._write(task=process.name, ended=ended, restart=restart, most=most)
+
+    def rejoins(self, process: Process, part: str) -> None:
+        self._write(task=process.name, ended=describe_exit(process.exit_code or 0), rejoins=True)
+
+    def failed(self, process: Process) -> None:
+        self._failed = process.name
+
+    def ended(self, exit_code: int, problem: str) -> None:
+        self._write(
+            exit_code=exit_code,
+            failed=self._failed,
+            problem=problem,
+            seconds=round(time.monotonic() - self._began, 3),
+        )
+
+    def _line(self, task: str, stream: str, line: str) -> None:
+        self._write(task=task, stream=stream, line=line)
+
+    def _write(self, **facts: object) -> None:
+        with self._lock:
+            print(json.dumps(facts), file=self._stream, flush=True)
+
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 _ERASE_LINE = b"\r\x1b[K"

@@ -9,24 +9,27 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
 
-from stratagem_deploy.processes.run_records import RunRecord
+from stratagem_deploy.output import exit_on, table_console
+from stratagem_deploy.processes.resources import RunRecord
 from stratagem_deploy.running.additions import one_more_server
-from stratagem_deploy.watching.options import AsJson, Cluster, Run, TokenFile
+from stratagem_deploy.watching.asking import amount
+from stratagem_deploy.watching.looks import AsJson, Cluster, Run, TokenFile
 from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    StratagemError,
-)
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.serving.settings import check_server_address
 
 if TYPE_CHECKING:
-    from stratagem import Servers, TaskMove
+    from stratagem import Servers, ServerTasks, TaskMove
+
+_COLUMNS = ("server", "address", "tasks", "bytes", "calls/s", "")
+
 
 Known = Annotated[
     list[str] | None,
@@ -73,15 +76,23 @@ def list_servers(
     Exit code: 0 when done, 1 if tasks of this cluster cannot move, and 2 if there was nobody to
     ask.
     """
-    from stratagem_deploy.moving.listing import facts_of, table_of
-    from stratagem_deploy.output.console import table_console
-
     with _cluster(at, cluster, token_file, run) as (servers, _):
         found = servers.report()
     if as_json:
-        typer.echo(json.dumps({"servers": facts_of(found)}))
-    else:
-        table_console().print(table_of(found))
+        typer.echo(json.dumps({"servers": [_facts(server) for server in found]}))
+        return
+    table = Table(*_COLUMNS, box=box.SIMPLE_HEAD)
+    for server in found:
+        drained = "draining" if server.tasks else "drained"
+        table.add_row(
+            str(server.number),
+            server.address,
+            ", ".join(f"ps:{task.task}" for task in server.tasks),
+            amount(sum(task.nbytes for task in server.tasks)),
+            f"{sum(task.calls_per_second for task in server.tasks):.0f}",
+            drained if server.is_draining else "",
+        )
+    table_console().print(table)
 
 
 @app.command()
@@ -104,7 +115,7 @@ def drain(  # noqa: PLR0913  # one parameter for each option
     """
     with _cluster(at, cluster, token_file, run) as (servers, _):
         moves = servers.drain(server, timeout, bytes_per_second)
-    _tell(moves, as_json)
+    _print_moves(moves, as_json)
 
 
 @app.command()
@@ -128,11 +139,11 @@ def add(  # noqa: PLR0913  # one parameter for each option
     to ask.
     """
     if server is not None:
-        with _reported(_NOBODY):
+        with exit_on(_NOBODY):
             check_server_address(server)
     with _cluster(at, cluster, token_file, run) as (servers, found):
         moves = servers.add(server or _started_by(found), timeout, bytes_per_second)
-    _tell(moves, as_json)
+    _print_moves(moves, as_json)
 
 
 @app.command()
@@ -154,7 +165,24 @@ def rebalance(  # noqa: PLR0913  # one parameter for each option
     """
     with _cluster(at, cluster, token_file, run) as (servers, _):
         moves = servers.rebalance(timeout, bytes_per_second)
-    _tell(moves, as_json)
+    _print_moves(moves, as_json)
+
+
+def _facts(server: ServerTasks) -> dict[str, Any]:
+    """Return what is known of a server, for JSON."""
+    return {
+        "server": server.number,
+        "address": server.address,
+        "draining": server.is_draining,
+        "tasks": [
+            {
+                "task": task.task,
+                "bytes": task.nbytes,
+                "calls_per_second": round(task.calls_per_second, 1),
+            }
+            for task in server.tasks
+        ],
+    }
 
 
 @contextmanager
@@ -167,10 +195,10 @@ def _cluster(
     """
     from stratagem import Servers
     from stratagem._ps_client.session import Identity
-    from stratagem_deploy.watching.places import find
+    from stratagem_deploy.watching.asking import find
     from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 
-    with _reported(_NOBODY):
+    with exit_on(_NOBODY):
         found = find(at or (), str(cluster or ""), run, "--at HOST:PORT of one")
         token = TOKEN_FILE.read(found.run.token_file if found.run else token_file)
     # Of a told address nobody says which job it is of.
@@ -178,7 +206,7 @@ def _cluster(
     with ExitStack() as resources:
         if found.run and found.run.tls:
             resources.enter_context(presenting(found.run.tls))
-        with _reported(_FAILED):
+        with exit_on(_FAILED):
             yield Servers(lambda: places, Identity(ROLE_OPERATOR, token=token)), found.run
 
 
@@ -205,17 +233,7 @@ def _started_by(run: RunRecord | None) -> str:
     return address
 
 
-@contextmanager
-def _reported(exit_code: int) -> Iterator[None]:
-    """End the command with the message of an error, and this code."""
-    try:
-        yield
-    except (StratagemError, OSError) as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(exit_code) from error
-
-
-def _tell(moves: Sequence[TaskMove], as_json: bool) -> None:
+def _print_moves(moves: Sequence[TaskMove], as_json: bool) -> None:
     if as_json:
         facts = [{"task": m.task, "source": m.source, "target": m.target} for m in moves]
         typer.echo(json.dumps({"moves": facts}))

@@ -1,1 +1,0 @@
-"""The `stratagem log` commands, for the logs of servers."""

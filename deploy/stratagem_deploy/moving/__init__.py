@@ -1,1 +1,0 @@
-"""Moving tasks between parameter servers from the command line."""

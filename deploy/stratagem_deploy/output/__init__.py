@@ -1,1 +1,0 @@
-"""Showing the output of processes."""
