@@ -11,7 +11,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
-from stratagem_proto.serving.rpc_boundary import Context, Handler, Rpc, RpcBoundary, handler_of
+from stratagem_proto.server_call import ServerCall
+from stratagem_proto.serving.rpc_boundary import Handler, Rpc, RpcBoundary, handler_of
 from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
 from stratagem_proto.v1.replication_pb2 import (
@@ -63,13 +64,13 @@ class RefusingHandlers(grpc.GenericRpcHandler):
         return None if handler is None else self._refusing(handler)
 
     def _refusing(self, handler: Any) -> Any:
-        async def refuse(_: object, context: Context) -> NoReturn:
+        async def refuse(_: object, call: ServerCall) -> NoReturn:
             # Not logged: clients look for the primary by asking, and repeat their requests.
             record = to_record(self._error())
-            await context.abort(code_of(record), record.message, trailers(record))
+            await call.abort(code_of(record), record.message, trailers(record))
 
-        async def refuse_stream(_: object, context: Context) -> AsyncIterator[bytes]:
-            await refuse(_, context)
+        async def refuse_stream(_: object, call: ServerCall) -> AsyncIterator[bytes]:
+            await refuse(_, call)
             yield b""
 
         make = _MAKERS[handler.request_streaming, handler.response_streaming]
@@ -278,10 +279,10 @@ def _stream_handler(
     """Return what answers the one method of a service, by a call that stays open."""
 
     def make(rpc: Rpc) -> Handler:
-        async def answered(requests: AsyncIterator[bytes], context: Any) -> None:
-            async with rpc.crossing(context) as crossing:
+        async def answered(requests: CallMessages, call: ServerCall) -> None:
+            async with rpc.crossing(call) as crossing:
                 admit = crossing.admit
-                await answer(IncomingCall(requests, context, request_type, caller, admit))
+                await answer(IncomingCall(requests, call, request_type, caller, admit))
 
         return grpc.stream_stream_rpc_method_handler(answered)
 

@@ -16,16 +16,15 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import StratagemError
+from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.serving.handshake import challenge_handler
 from stratagem_proto.serving.rpc_boundary import (
-    Context,
     Handler,
     Make,
     Request,
     Response,
     Rpc,
     handler_of,
-    shared_memory,
     unary_method,
 )
 from stratagem_proto.serving.status import StatusService
@@ -229,9 +228,9 @@ class Methods:
         """As `unary`, of an RPC that takes a stream of frames."""
 
         def make(rpc: Rpc) -> Handler:
-            async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
-                async with rpc.crossing(context) as crossing:
-                    stream = RequestStream(messages, header_type, shared_memory(context))
+            async def handle(messages: CallMessages, call: ServerCall) -> bytes:
+                async with rpc.crossing(call) as crossing:
+                    stream = RequestStream(messages, header_type, call.segment)
                     header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
                     with rpc.span(header):
@@ -249,11 +248,9 @@ class Methods:
         """As `unary`, of an RPC that takes a stream of frames and returns another one."""
 
         def make(rpc: Rpc) -> Handler:
-            async def handle(
-                messages: AsyncIterator[bytes], context: Context
-            ) -> AsyncIterator[bytes]:
-                async with rpc.crossing(context) as crossing:
-                    segment = shared_memory(context)
+            async def handle(messages: CallMessages, call: ServerCall) -> AsyncIterator[bytes]:
+                async with rpc.crossing(call) as crossing:
+                    segment = call.segment
                     stream = RequestStream(messages, header_type, segment)
                     header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
@@ -295,10 +292,10 @@ class Methods:
         """As `unary`, of an RPC that returns a stream of frames."""
 
         def make(rpc: Rpc) -> Handler:
-            async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
-                async with rpc.crossing(context) as crossing:
+            async def handle(data: bytes, call: ServerCall) -> AsyncIterator[bytes]:
+                async with rpc.crossing(call) as crossing:
                     rpc.require_sender(data)
-                    request, segment = request_type.FromString(data), shared_memory(context)
+                    request, segment = request_type.FromString(data), call.segment
                     await crossing.admit(request)
                     # The caller runs between two frames, so this must not be its current span.
                     with rpc.span(request, current=False):

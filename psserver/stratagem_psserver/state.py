@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
-from stratagem_proto.serving.callers import claimed, reached_in
+from stratagem_proto.serving.callers import reached_in, verify_caller
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.policy import Permissions
@@ -152,7 +152,7 @@ class ServerState:
 
     def _new_ledger(self) -> SessionLedger:
         lease, reconnect = self.settings.lease_seconds, self.settings.reconnect_seconds
-        claim = partial(claimed, settings=self.settings)
+        claim = partial(verify_caller, settings=self.settings)
         return SessionLedger(lease, reconnect, self.succession, claim, self._require_reached)
 
     def _require_reached(self, shown: bytes) -> None:

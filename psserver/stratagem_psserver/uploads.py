@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.serving.rpc_boundary import is_over
+from stratagem_proto.server_call import CallMessages
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import (
     ChunkView,
@@ -34,9 +34,9 @@ class RequestStream(Generic[Header]):
     """
 
     def __init__(
-        self, messages: AsyncIterator[bytes], header_type: type[Header], segment: Segment | None
+        self, messages: CallMessages, header_type: type[Header], segment: Segment | None
     ) -> None:
-        self._messages = aiter(messages)
+        self._messages = messages
         self.segment = segment
         self.text = b""
         self._header_type = header_type
@@ -77,7 +77,7 @@ class RequestStream(Generic[Header]):
     @property
     def is_over(self) -> bool:
         """Whether the stream is known to have no more chunks."""
-        return self._first is None and is_over(self._messages)
+        return self._first is None and self._messages.is_over
 
     def __aiter__(self) -> RequestStream[Header]:
         return self
@@ -95,7 +95,7 @@ class StoredRequest(RequestStream[Header]):
     """A request that was received earlier, with the bytes of all its tensors."""
 
     def __init__(self, header: Header, tensors: memoryview) -> None:
-        super().__init__(_nothing(), type(header), None)
+        super().__init__(_NoMessages(), type(header), None)
         self._tensors = tensors
         self.text = encode_header(header.SerializeToString())
 
@@ -113,9 +113,9 @@ class StoredRequest(RequestStream[Header]):
         return tensors
 
 
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""
+class _NoMessages(CallMessages):
+    async def __anext__(self) -> bytes:
+        raise StopAsyncIteration
 
 
 # The allocator keeps smaller buffers. It returns larger ones to the system, and getting those again

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.serving.callers import host_of
+from stratagem_proto.serving.entrance import host_of
 from stratagem_proto.serving.handshake import FailedProofs
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"

@@ -15,7 +15,8 @@ from stratagem_proto.errors import (
 from stratagem_proto.proofs import proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving import handshake
-from stratagem_proto.serving.callers import arrived
+from stratagem_proto.serving.callers import enter_call
+from stratagem_proto.serving.entrance import GrpcCall
 from stratagem_proto.serving.handshake import Handshakes
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest
@@ -131,7 +132,7 @@ def test_all_proofs_wait_from_where_wrong_ones_came(clock: Clock) -> None:
     handshakes = Handshakes(SETTINGS, clock, sleep=sleep)
 
     async def proved_from(address: str, token: str = TOKEN) -> None:
-        arrived(Call(address))
+        enter_call(GrpcCall(Call(address)))
         made = handshakes.challenge(ASKED, b"").challenge
         await handshakes.check(answered(made, token), "OpenSession")
 

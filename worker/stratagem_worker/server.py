@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -31,16 +31,14 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
+from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.serving.callers import certificate_of_caller
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import Handshakes, challenge_handler
 from stratagem_proto.serving.rpc_boundary import (
-    Context,
     Handler,
     Rpc,
     RpcBoundary,
-    direct,
-    divert,
     handler_of,
 )
 from stratagem_proto.serving.server import RpcServer
@@ -188,14 +186,14 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"]
 
 
 def _copy_handler(state: WorkerState, rpc: Rpc) -> Handler:
-    async def copy(data: bytes, context: Context) -> None:
-        async with rpc.crossing(context) as crossing:
+    async def copy(data: bytes, call: ServerCall) -> None:
+        async with rpc.crossing(call) as crossing:
             rpc.require_sender(data)
             request = pb.CopyRequest.FromString(data)
             await crossing.admit(request)
             pieces, last = split(state.result(request))
             for piece in (*pieces, last):
-                await context.write(pb.CopyResponse(piece=piece).SerializeToString())
+                await call.write(pb.CopyResponse(piece=piece).SerializeToString())
 
     return grpc.unary_stream_rpc_method_handler(copy)
 
@@ -207,13 +205,13 @@ class _Work:
         self._state, self._rpc = state, rpc
         self._lease = state.settings.lease_seconds
 
-    async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._rpc.crossing(context) as crossing:
+    async def handle(self, messages: CallMessages, call: ServerCall) -> None:
+        async with self._rpc.crossing(call) as crossing:
             first = await self._first(messages)
             await crossing.admit(first)
             session = self._state.open(first.open)
             reading = asyncio.create_task(self._read(session, messages))
-            sending = asyncio.create_task(self._send(session, context))
+            sending = asyncio.create_task(self._send(session, call))
             watching = asyncio.create_task(self._watch(session))
             tasks = (reading, sending, watching)
             try:
@@ -228,7 +226,7 @@ class _Work:
                 # The loop may end with the server that this call is the last of.
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first(self, messages: AsyncIterator[bytes]) -> pb.WorkRequest:
+    async def _first(self, messages: CallMessages) -> pb.WorkRequest:
         """Return the handshake with which the call begins."""
         try:
             data = await asyncio.wait_for(anext(messages, b""), self._lease)
@@ -240,22 +238,22 @@ class _Work:
             raise MalformedStreamError("the call does not begin with a handshake")
         return first
 
-    async def _send(self, session: WorkSession, context: Context) -> None:
+    async def _send(self, session: WorkSession, call: ServerCall) -> None:
         """Let the client know what happens until the session ends."""
         opened = pb.WorkResponse(opened=self._state.answer(session))
-        await context.write(opened.SerializeToString())
-        session.outbox.write_by(direct(context))
+        await call.write(opened.SerializeToString())
+        session.outbox.write_by(call.direct)
         async for message in session.outbox.messages():
-            await context.write(message)
+            await call.write(message)
 
-    async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
+    async def _read(self, session: WorkSession, messages: CallMessages) -> None:
         """Let a session obey its client until that ends the call."""
         error: StratagemError | None = None
 
         def obey(data: bytes) -> None:
             session.obey(pb.WorkRequest.FromString(data).instructions)
 
-        divert(messages, obey)
+        messages.divert(obey)
         try:
             async for data in messages:
                 obey(data)

@@ -22,8 +22,8 @@ from stratagem._for_workers import (
     writing_behind,
 )
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.server_call import DirectWriter
 from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.rpc_boundary import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.payloads import Pieces, batches, split
@@ -146,7 +146,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._direct: DirectContext | None = None
+        self._direct: DirectWriter | None = None
         self._sending = threading.Lock()
         self._events: deque[pb.WorkEvent] = deque()
         self._begun: dict[int, bool] = {}
@@ -155,7 +155,7 @@ class Outbox:
         self._error: Exception | None = None
         self._room = threading.Semaphore(_LINES)
 
-    def write_by(self, direct: DirectContext | None) -> None:
+    def write_by(self, direct: DirectWriter | None) -> None:
         """Let threads send, from now on; None if they cannot."""
         self._direct = direct
 

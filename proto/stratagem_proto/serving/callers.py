@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stratagem_proto.certificates.identity import CertifiedIdentity
 from stratagem_proto.errors import PermissionDeniedError, SessionLostError
 from stratagem_proto.proofs import CREDENTIAL_BYTES, credential_of
 from stratagem_proto.protocol import SESSION_ID_BYTES, digest_of, session_name
+from stratagem_proto.server_call import ServerCall
 from stratagem_proto.serving.access import name_of
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.session_pb2 import (
@@ -33,21 +33,13 @@ if TYPE_CHECKING:
 # Calls are answered each in a context of its own, so that whatever answers one need not pass on
 # whose it is.
 
-_PRESENT: ContextVar[Any] = ContextVar("stratagem_call", default=None)
+_PRESENT: ContextVar[ServerCall | None] = ContextVar("stratagem_call", default=None)
 _ADMISSION: ContextVar[Callable[[], None] | None] = ContextVar("stratagem_admission", default=None)
 
-# What a host of IPv6 is commonly given to choose its addresses from.
-_PREFIX = 64
 
-
-def arrived(call: object) -> None:
-    """Answer a call by gRPC or over a socket from now on."""
+def enter_call(call: ServerCall) -> None:
+    """Answer a call from now on."""
     _PRESENT.set(call)
-
-
-def present_call() -> object:
-    """Return the present call, as gRPC or a socket gives it; None if the server itself acts."""
-    return _PRESENT.get()
 
 
 def on_admission(note: Callable[[], None]) -> None:
@@ -63,11 +55,11 @@ def admitted() -> None:
 
 def present_address() -> str:
     """Return where the present call by gRPC comes from, without a port; "" of other calls."""
-    peer = getattr(_PRESENT.get(), "peer", None)
-    return host_of(peer()) if peer else ""
+    call = _PRESENT.get()
+    return call.address if call else ""
 
 
-def claimed(shown: bytes, settings: ServingSettings) -> bytes:
+def verify_caller(shown: bytes, settings: ServingSettings) -> bytes:
     """Return the name of the session that the present call may act for.
 
     Args:
@@ -114,25 +106,14 @@ def require_socket_of(session_id: bytes, settings: ServingSettings) -> None:
     Raises:
         PermissionDeniedError: It is another one.
     """
-    mine: bytes = getattr(_PRESENT.get(), "session_id", session_id)
-    if mine != session_id:
+    call = _PRESENT.get()
+    mine = call.session_id if call else b""
+    if mine and mine != session_id:
         raise PermissionDeniedError(
             f"{settings.label} got a call for session {digest_of(session_id)} over a socket of "
             f"session {digest_of(mine)}, which may act for that session alone; open a socket for "
             "each session"
         )
-
-
-def host_of(peer: str) -> str:
-    """Return the host of a peer as gRPC names it, for instance "ipv4:10.0.0.1:2222"."""
-    scheme, _, address = peer.partition(":")
-    if scheme != "ipv6":
-        return address.rpartition(":")[0]
-    host = address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
-    try:
-        return str(ipaddress.ip_network(f"{host.partition('%')[0]}/{_PREFIX}", strict=False))
-    except ValueError:
-        return host
 
 
 _LEADS = frozenset({ROLE_CHIEF, ROLE_COORDINATOR, ROLE_OPERATOR, ROLE_OBSERVER})
@@ -157,7 +138,8 @@ _LED = frozenset({ROLE_WORKER, ROLE_EVALUATOR})
 
 def certificate_of_caller(settings: ServingSettings) -> ShownCertificate | None:
     """Return what the present call has shown; None on a server without certificates."""
-    return None if settings.tls is None else _shown_by(present_call())
+    call = _PRESENT.get()
+    return None if settings.tls is None or call is None else call.certificate
 
 
 def require_certified_handshake(
@@ -207,17 +189,6 @@ def require_certified(
     if task.job and (task.job, task.index) != (identity.job, identity.task):
         raise _denied(settings, identity, f"the task /job:{task.job[:60]}/task:{task.index}")
     return identity
-
-
-def _shown_by(call: Any) -> ShownCertificate | None:
-    """Return what the client of a call has shown to a server with certificates, if anything."""
-    from stratagem_proto.certificates.folder import shown_certificate
-
-    if (context := getattr(call, "auth_context", None)) is None:
-        found: ShownCertificate | None = getattr(call, "certificate", None)
-        return found
-    (pem,) = context()["x509_pem_cert"]
-    return shown_certificate(pem)
 
 
 def _identity(shown: ShownCertificate, settings: ServingSettings) -> CertifiedIdentity:

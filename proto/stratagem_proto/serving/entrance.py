@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError, ResourceExhaustedError, StratagemError
+from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.serving.callers import on_admission
 from stratagem_proto.wire.status import code_of, to_record, trailers
+
+if TYPE_CHECKING:
+    from stratagem_proto.certificates.folder import ShownCertificate
 
 # A client whose place was taken repeats its request then.
 _RETRY_SECONDS = 0.1
@@ -152,6 +157,9 @@ MEMBERS = Limits(4_096, _SECONDS)
 # a handshake, comes together with its call.
 STRANGERS = Limits(8, _SECONDS, grace=0.25)
 
+# What a host of IPv6 is commonly given to choose its addresses from.
+_PREFIX = 64
+
 # A connection that is forgotten is known again by its next call.
 _MOST_KNOWN = 16_384
 
@@ -203,16 +211,59 @@ class _Waiting(grpc.GenericRpcHandler):
         return form(found, self._entrance)
 
 
-class _Messages:
-    """The messages of a call, of which the first is waited for elsewhere."""
+class GrpcCall(ServerCall):
+    """A call by gRPC.
+
+    Args:
+        context: The call as gRPC knows it.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    @property
+    def address(self) -> str:
+        return host_of(self._context.peer())
+
+    @property
+    def certificate(self) -> ShownCertificate:
+        from stratagem_proto.certificates.folder import shown_certificate
+
+        (pem,) = self._context.auth_context()["x509_pem_cert"]
+        return shown_certificate(pem)
+
+    async def write(self, message: bytes, /) -> None:
+        await self._context.write(message)
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: tuple[tuple[str, str | bytes], ...] = (),
+    ) -> NoReturn:
+        await self._context.abort(code, details, trailing_metadata)
+        raise AssertionError("the call was aborted")
+
+
+def host_of(peer: str) -> str:
+    """Return the host of a peer as gRPC names it, for instance "ipv4:10.0.0.1:2222"."""
+    scheme, _, address = peer.partition(":")
+    if scheme != "ipv6":
+        return address.rpartition(":")[0]
+    host = address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    try:
+        return str(ipaddress.ip_network(f"{host.partition('%')[0]}/{_PREFIX}", strict=False))
+    except ValueError:
+        return host
+
+
+class GrpcMessages(CallMessages):
+    """The messages of a call by gRPC, of which the first is waited for elsewhere."""
 
     def __init__(self, messages: AsyncIterator[bytes], unbegun: UnbegunCalls) -> None:
         self._call, self._unbegun = messages, unbegun
         # Made when somebody asks: who refuses a call does not look at its messages.
         self._messages: AsyncIterator[bytes] | None = None
-
-    def __aiter__(self) -> _Messages:
-        return self
 
     async def __anext__(self) -> bytes:
         if self._messages is not None:
@@ -237,10 +288,12 @@ def _of_one(found: Any, entrance: Entrance) -> Handler:
     """Return the handler of a call that has one answer."""
 
     async def answer_stream(messages: AsyncIterator[bytes], context: Any) -> Any:
-        return await found.stream_unary(_Messages(messages, entrance.unbegun(context)), context)
+        first = GrpcMessages(messages, entrance.unbegun(context))
+        return await found.stream_unary(first, GrpcCall(context))
 
     async def answer(messages: AsyncIterator[bytes], context: Any) -> Any:
-        return await found.unary_unary(await _only(messages, context, entrance), context)
+        request = await _only(messages, context, entrance)
+        return await found.unary_unary(request, GrpcCall(context))
 
     handle = answer_stream if found.request_streaming else answer
     return grpc.stream_unary_rpc_method_handler(handle)
@@ -252,16 +305,16 @@ def _of_many(found: Any, entrance: Entrance) -> Handler:
 
     async def request(messages: AsyncIterator[bytes], context: Any) -> Any:
         if found.request_streaming:
-            return _Messages(messages, entrance.unbegun(context))
+            return GrpcMessages(messages, entrance.unbegun(context))
         return await _only(messages, context, entrance)
 
     async def yielded(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async with aclosing(served(await request(messages, context), context)) as answers:
+        async with aclosing(served(await request(messages, context), GrpcCall(context))) as answers:
             async for answer in answers:
                 yield answer
 
     async def written(messages: AsyncIterator[bytes], context: Any) -> None:
-        await served(await request(messages, context), context)
+        await served(await request(messages, context), GrpcCall(context))
 
     handle: Any = yielded if inspect.isasyncgenfunction(served) else written
     return grpc.stream_stream_rpc_method_handler(handle)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
@@ -21,6 +21,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnauthenticatedError,
 )
+from stratagem_proto.server_call import ServerCall
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.access import (
     Access,
@@ -33,70 +34,15 @@ from stratagem_proto.serving.access import (
     session_at_beginning,
     session_in,
 )
-from stratagem_proto.serving.callers import admitted, arrived, require_certified
+from stratagem_proto.serving.callers import admitted, enter_call, require_certified
 from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.serving.policy import Permissions
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import code_of, to_record, trailers
 
 if TYPE_CHECKING:
     from stratagem_proto.serving.handshake import Handshakes
-
-
-class Context(Protocol):
-    """The context of a call by gRPC or over a socket, as far as handlers use it."""
-
-    async def write(self, message: bytes, /) -> None:
-        """Send one response of several."""
-
-    async def abort(
-        self,
-        code: grpc.StatusCode,
-        details: str = ...,
-        trailing_metadata: tuple[tuple[str, str | bytes], ...] = ...,
-    ) -> NoReturn:
-        """End the call with a status."""
-
-
-class DirectContext(Protocol):
-    """A call whose responses may be written in any thread, without the event loop."""
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether all responses so far are sent."""
-
-    def write_at_once(self, message: bytes, /) -> None:
-        """Send one response of several, without waiting for the client to read it."""
-
-
-def direct(context: Context) -> DirectContext | None:
-    """Return the call if its responses may be written in any thread; None if it is by gRPC."""
-    found: Any = context
-    return found if hasattr(found, "write_at_once") else None
-
-
-def divert(messages: object, take: Callable[[bytes], None]) -> None:
-    """Pass the messages of a call over a socket to a function as they arrive.
-
-    The end of the call is still for the iterator, and so are the messages of a call by gRPC.
-    """
-    found: Any = messages
-    if hasattr(found, "divert"):
-        found.divert(take)
-
-
-def shared_memory(context: Context) -> Segment | None:
-    """Return the memory that the client of a call shares; None for calls by gRPC."""
-    segment: Segment | None = getattr(context, "segment", None)
-    return segment
-
-
-def is_over(messages: object) -> bool:
-    """Return whether a call is known to have no more messages; always False by gRPC."""
-    over: bool = getattr(messages, "is_over", False)
-    return over
 
 
 # A status is sent in headers, which gRPC limits to 8 KiB in all. Characters outside of ASCII take
@@ -207,9 +153,9 @@ class Rpc:
                 f"not read; open a session first, or send at most {_LARGE_BYTES} bytes"
             )
 
-    def crossing(self, context: Context) -> Crossing:
+    def crossing(self, call: ServerCall) -> Crossing:
         """Return a context that ends a call with the status of an error that its block raises."""
-        return Crossing(self, self._boundary.figures.calls(self._message), context)
+        return Crossing(self, self._boundary.figures.calls(self._message), call)
 
     def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
         """Return the span of the answer; see `tracing.answering`."""
@@ -290,10 +236,10 @@ def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:
 class Crossing:
     """The crossing of one call; see `Rpc.crossing`."""
 
-    __slots__ = ("_began", "_caller", "_calls", "_context", "_request", "_rpc")
+    __slots__ = ("_began", "_call", "_caller", "_calls", "_request", "_rpc")
 
-    def __init__(self, rpc: Rpc, calls: Calls, context: Context) -> None:
-        self._rpc, self._calls, self._context = rpc, calls, context
+    def __init__(self, rpc: Rpc, calls: Calls, call: ServerCall) -> None:
+        self._rpc, self._calls, self._call = rpc, calls, call
         self._caller: Caller | None = None
         self._request: Message | None = None
 
@@ -315,7 +261,7 @@ class Crossing:
             rpc.require(caller, request)
 
     async def __aenter__(self) -> Crossing:
-        arrived(self._context)
+        enter_call(self._call)
         self._began = self._calls.begin()
         return self
 
@@ -335,7 +281,7 @@ class Crossing:
             elif isinstance(error, Exception) and not isinstance(error, AbortError):
                 record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name
-                await self._context.abort(code_of(record), record.message, trailers(record))
+                await self._call.abort(code_of(record), record.message, trailers(record))
         finally:
             self._calls.end(self._began, code)
 
@@ -389,8 +335,8 @@ def unary_method(
     """
 
     def make(rpc: Rpc) -> Handler:
-        async def handle(data: bytes, context: Context) -> bytes:
-            async with rpc.crossing(context) as crossing:
+        async def handle(data: bytes, call: ServerCall) -> bytes:
+            async with rpc.crossing(call) as crossing:
                 rpc.require_sender(data)
                 request = request_type.FromString(data)
                 await crossing.admit(request)

@@ -17,7 +17,6 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.v1.parameter_server_pb2 import TensorSplit
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import Assembler, whole
@@ -219,7 +218,7 @@ async def _tensors(
             return tensors, chunks.segment
     specs, first = manifest.specs, await anext(chunks)
     if manifest.borrows and (tensors := whole(specs, first)) is not None:
-        if not is_over(chunks):
+        if not chunks.is_over:
             async for some in chunks:
                 if some:
                     raise MalformedStreamError(

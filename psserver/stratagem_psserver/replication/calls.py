@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.server_call import ServerCall
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
     FollowRequest,
@@ -76,7 +77,7 @@ class IncomingCall(Generic[Sent, Received]):
     def __init__(
         self,
         requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext[bytes, bytes],
+        context: ServerCall,
         received: type[Received],
         caller: str,
         admit: Callable[[Received], Awaitable[None]],

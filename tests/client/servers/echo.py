@@ -15,8 +15,8 @@ from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.transport import Attempt, Call
 from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
 from stratagem_proto.certificates.presented import presented
+from stratagem_proto.server_call import ServerCall
 from stratagem_proto.serving.process import LoopThread
-from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.sockets.server.listener import SocketListener, listen
 from stratagem_proto.sockets.server.memory import FrameMemory
@@ -37,37 +37,37 @@ class Echo:
         self.released: asyncio.Future[None] | None = None
         self.cancelled = threading.Event()
 
-    async def echo(self, message: bytes, context: Context) -> bytes:
+    async def echo(self, message: bytes, context: ServerCall) -> bytes:
         return bytes(message)
 
-    async def size(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+    async def size(self, messages: AsyncIterator[bytes], context: ServerCall) -> bytes:
         return b"%d" % sum([len(message) async for message in messages])
 
-    async def refuse(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+    async def refuse(self, messages: AsyncIterator[bytes], context: ServerCall) -> bytes:
         await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
 
-    async def fail(self, message: bytes, context: Context) -> bytes:
+    async def fail(self, message: bytes, context: ServerCall) -> bytes:
         raise ZeroDivisionError("a secret of the server")
 
-    async def repeat(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def repeat(self, message: bytes, context: ServerCall) -> AsyncIterator[bytes]:
         for _ in range(int(message)):
             yield MEBIBYTE
 
-    async def tell(self, message: bytes, context: Context) -> None:
+    async def tell(self, message: bytes, context: ServerCall) -> None:
         for number in range(int(message)):
             await context.write(b"%d" % number)
 
-    async def begin(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def begin(self, message: bytes, context: ServerCall) -> AsyncIterator[bytes]:
         self.released = asyncio.get_running_loop().create_future()
         yield b"begun"
         await self.released
         yield b"ended"
 
-    async def give_up(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def give_up(self, message: bytes, context: ServerCall) -> AsyncIterator[bytes]:
         yield b"begun"
         await context.abort(grpc.StatusCode.ABORTED, "no more")
 
-    async def wait(self, message: bytes, context: Context) -> bytes:
+    async def wait(self, message: bytes, context: ServerCall) -> bytes:
         self.released = asyncio.get_running_loop().create_future()
         self.waiting.set()
         try:

@@ -8,11 +8,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.server_call import CallMessages, DirectWriter, ServerCall, Take
 from stratagem_proto.server_log import LOG
 from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, SocketFrame, parts
 from stratagem_proto.sockets.streams import Piece
@@ -23,11 +24,11 @@ from stratagem_proto.wire.status import detail_of
 if TYPE_CHECKING:
     from stratagem_proto.certificates.folder import ShownCertificate
 
-Take: TypeAlias = Callable[[bytes | memoryview], None]
 
+class IncomingMessages(CallMessages):
+    """The messages of a call over a socket.
 
-class IncomingMessages:
-    """An iterator over the messages of a call as they arrive; used on the event loop.
+    A large one is a memoryview, which whatever decodes messages takes as well.
 
     Args:
         first: The frame with the first message.
@@ -67,11 +68,7 @@ class IncomingMessages:
         return self._whole and not self._frames
 
     def divert(self, take: Take) -> None:
-        """Pass further messages to a function instead of the iterator.
-
-        The iterator ends with the call, or raises what the function raises. Passing a message to
-        the iterator would take two rounds of the event loop.
-        """
+        # Passing a message to the iterator would take two rounds of the event loop.
         self._taker = take
 
     def put(self, frame: SocketFrame) -> None:
@@ -86,7 +83,7 @@ class IncomingMessages:
         self._whole = frame.is_last
         self._wake()
 
-    def _hand_over(self, take: Take, message: bytes | memoryview) -> None:
+    def _hand_over(self, take: Take, message: Any) -> None:
         try:
             take(message)
         except Exception as error:
@@ -111,10 +108,7 @@ class IncomingMessages:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def __aiter__(self) -> IncomingMessages:
-        return self
-
-    async def __anext__(self) -> bytes | memoryview:
+    async def __anext__(self) -> bytes:
         while not self._frames and self._failure is None:
             if self._whole:
                 raise StopAsyncIteration
@@ -125,7 +119,7 @@ class IncomingMessages:
         frame = self._frames.popleft()
         self._nbytes -= len(frame.message)
         self._give_back(frame.taken)
-        return frame.message
+        return cast("bytes", frame.message)
 
     async def _next_arrival(self) -> None:
         self._arrival = asyncio.get_running_loop().create_future()
@@ -302,14 +296,8 @@ class SocketClient(NamedTuple):
     certificate: ShownCertificate | None
 
 
-class SocketCall:
-    """A call under way, which its handler uses like the context of a call by gRPC.
-
-    Attributes:
-        segment: The shared memory in which its messages may name places; None if there is none.
-        session_id: The session that its connection may act for.
-        certificate: What its client has shown; None where nobody shows any.
-    """
+class SocketCall(ServerCall):
+    """A call over a socket."""
 
     def __init__(
         self,
@@ -321,9 +309,17 @@ class SocketCall:
         client: SocketClient,
     ) -> None:
         self.requests, self.segment = requests, segment
-        self.session_id, self.certificate = client
+        self.session_id, self._certificate = client
         self._handler, self._path, self._out = handler, path, out
         self._held: bytes | None = None
+
+    @property
+    def certificate(self) -> ShownCertificate | None:
+        return self._certificate
+
+    @property
+    def direct(self) -> DirectWriter:
+        return self
 
     async def run(self) -> None:
         """Answer the call."""
@@ -383,7 +379,7 @@ class SocketCall:
         if held is not None:
             self._send(held, is_last)
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: bytes, /) -> None:
         """Send one response of several.
 
         Raises:
@@ -394,24 +390,17 @@ class SocketCall:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all responses so far are sent; may be used in any thread."""
         return self._out.is_clear
 
-    def write_at_once(self, message: bytes) -> None:
-        """Send one response without waiting for the client to read it; in any thread."""
+    def write_at_once(self, message: bytes, /) -> None:
         self._send(message)
 
     async def abort(
         self,
         code: grpc.StatusCode,
         details: str = "",
-        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+        trailing_metadata: tuple[tuple[str, str | bytes], ...] = (),
     ) -> NoReturn:
-        """End the call with a status.
-
-        Raises:
-            grpc.aio.AbortError: Always.
-        """
         self._end(code, details, trailing_metadata)
         raise grpc.aio.AbortError
 
