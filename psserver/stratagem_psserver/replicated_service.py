@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
-from stratagem_proto.server_call import ServerCall
+from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.serving.rpc_boundary import Handler, Rpc, RpcBoundary, handler_of
 from stratagem_proto.v1 import arbitration_pb2, replication_pb2
 from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
