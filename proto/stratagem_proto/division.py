@@ -1,4 +1,4 @@
-"""Dividing the rows of a variable between its parts, as evenly as possible.
+"""Dividing the rows of a variable, or the keys of a table, evenly between its parts.
 
 Parts have rows that follow on each other, as TensorFlow divides variables, or they take rows in
 turn: then the popular rows, which have low numbers in most vocabularies, are spread over all parts.
@@ -150,3 +150,21 @@ def is_part(spec: VariableSpec) -> bool:
         0 <= offset <= full - size
         for full, offset, size in zip(part.full_shape, part.offset, shape, strict=True)
     )
+
+
+_MULTIPLIER = 0xBF58476D1CE4E5B9 - (1 << 64)
+
+
+def part_of_keys(keys: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return the number of the part that has each key.
+
+    Keys are mixed by one multiplication of the finaliser of SplitMix64 (Steele, Lea and Flood,
+    "Fast splittable pseudorandom number generators", OOPSLA 2014), so that regular ones are spread
+    evenly.
+
+    Args:
+        keys: An int64 vector.
+        parts: The number of parts of the table.
+    """
+    mixed = (keys ^ (keys >> 30)) * _MULTIPLIER
+    return torch.remainder(mixed ^ (mixed >> 27), parts)

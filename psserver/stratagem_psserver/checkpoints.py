@@ -35,6 +35,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
+from stratagem_proto.protocol import first_of_another_run
 from stratagem_proto.reading_ahead import read_ahead
 from stratagem_proto.server_log import LOG
 from stratagem_proto.stores.places import Place, absolute_place, shared_place
@@ -42,7 +43,6 @@ from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
-from stratagem_proto.versions import first_of_another_run
 from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.exactly_once.closures import dump_closures, restore_closures
 from stratagem_psserver.exactly_once.numbering import Numbering

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
-from stratagem_proto.versions import first_of_another_run
+from stratagem_proto.protocol import first_of_another_run
 from tests.checkpoints import load, load_from, model, save
 from tests.hostile_checkpoints import (
     ALTERATIONS,

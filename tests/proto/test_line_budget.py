@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.line_budget import LineBudget
+from stratagem_proto.server_log import LineBudget
 
 BURST, PER_SECOND = 5, 2.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stratagem_proto.versions import first_of_another_run, is_newer
+from stratagem_proto.protocol import first_of_another_run, is_newer
 
 
 def test_within_a_run_the_higher_version_is_newer() -> None:

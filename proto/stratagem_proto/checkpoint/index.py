@@ -53,7 +53,7 @@ MOST_BASES = 64
 """How many checkpoints there may be that have what one lacks."""
 
 _MOST = 1 << 63
-# The highest bits of a version identify a run of the server; see `stratagem_proto.versions`.
+# The highest bits of a version identify a run of the server; see `stratagem_proto.protocol`.
 _VERSIONS = 1 << 64
 
 _MISREADINGS = (

@@ -27,7 +27,7 @@ def is_elementwise(rule: OptimizerRule, values: Mapping[str, Value], dtype: torc
     """Return whether a step of joint parameters gives the same bytes on this machine.
 
     It is measured, since a class of torch.optim is no graph that could be read. Which elements a
-    traced rule uses is read off its graph instead, by `stratagem_proto.programs.elementwise`.
+    traced rule uses is read off its graph instead, by `stratagem_proto.programs.traced_rules`.
 
     Args:
         rule: The optimizer.

@@ -11,9 +11,8 @@ from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.checkpoint.wholes import TablePart, Whole, WholeTable, whole_name, wholes_of
-from stratagem_proto.division import PartRows
+from stratagem_proto.division import PartRows, part_of_keys
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
-from stratagem_proto.keys import part_of_keys
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, TableSpec, VariableSpec

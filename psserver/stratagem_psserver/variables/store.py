@@ -19,7 +19,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
-from stratagem_proto.protocol import MAX_NAME_LENGTH, check_name
+from stratagem_proto.protocol import FIRST_VERSION, MAX_NAME_LENGTH, check_name
 from stratagem_proto.rows import put
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
@@ -27,7 +27,6 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableKind,
     VariableSpec,
 )
-from stratagem_proto.versions import FIRST_VERSION
 from stratagem_proto.wire.segment import starts
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits import VariableMemoryLimit

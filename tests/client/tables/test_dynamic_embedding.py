@@ -17,7 +17,7 @@ from stratagem import (
     ParameterServerStrategy,
 )
 from stratagem.nn import DynamicEmbedding
-from stratagem_proto.keys import part_of_keys
+from stratagem_proto.division import part_of_keys
 from tests.client.clusters import running
 from tests.client.tables.dynamic_tables import KEYS, built, trained
 from tests.distributions import assert_same

@@ -25,10 +25,9 @@ from stratagem._core.waiting import Awaited, Wait
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import AlreadyExistsError, AttachmentError, FailedPreconditionError
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.protocol import FIRST_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ListVariablesResponse
-from stratagem_proto.versions import FIRST_VERSION
 from stratagem_proto.wire.tensors import decode_dtype
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from stratagem._parameter_server.tables.lookup import as_sparse
 from stratagem._parameter_server.variables.shards import RowCoding
 from stratagem._ps_client.requests.reads import RowsReading
-from stratagem_proto.keys import part_of_keys
+from stratagem_proto.division import part_of_keys
 from stratagem_proto.rows import Sorted, sorted_integers
 
 if TYPE_CHECKING:

@@ -30,13 +30,13 @@ from stratagem._parameter_server.tables.lookup import PulledRows, added_up
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.variables.shards import Layout, Routed, merge
 from stratagem._parameter_server.variables.variable import SplitVariable, ValuesOfRows
+from stratagem_proto.division import part_of_keys
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,
     RowIndexError,
     UnimplementedError,
 )
-from stratagem_proto.keys import part_of_keys
 from stratagem_proto.rows import ascending_order
 from stratagem_proto.v1.variable_pb2 import (
     EVICTION_ORDER_OLDEST,

@@ -24,6 +24,7 @@ from stratagem._ps_client.requests.reads import AskedRows, Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.protocol import is_newer
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, Partition, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_ADD,
@@ -35,7 +36,6 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ASSIGN_MODE_SUBTRACT,
     AssignMode,
 )
-from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
