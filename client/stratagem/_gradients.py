@@ -16,8 +16,8 @@ from stratagem._core.distributed_values import has_no_rows, select_replica
 from stratagem._core.options import ReduceOp
 from stratagem._core.variables import Variable
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.optimizers import require_honoured, rule_named, values_of
-from stratagem_proto.programs.update_programs import GradientLimits
 
 if TYPE_CHECKING:
     from stratagem._tracing.optimizer_rules import VariableRule

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
-from stratagem_proto.programs.update_programs import GradientLimits, decode_limits, encode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import decode_limits, encode_limits
 from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
 
 NAN, INF = float("nan"), float("inf")

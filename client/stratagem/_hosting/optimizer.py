@@ -37,7 +37,7 @@ from stratagem._hosting.wrapped_optimizer import (
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.programs.update_programs import GradientLimits
+from stratagem_proto.programs.gradient_limits import GradientLimits
 
 if TYPE_CHECKING:
     from stratagem._core.replica_context import ReplicaContext

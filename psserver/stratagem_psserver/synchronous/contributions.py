@@ -9,7 +9,8 @@ from hashlib import sha256
 import torch
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.programs.update_programs import GradientLimits, decode_limits, sum_of_squares
+from stratagem_proto.programs.gradient_limits import GradientLimits, sum_of_squares
+from stratagem_proto.programs.update_programs import decode_limits
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb

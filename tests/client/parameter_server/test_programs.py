@@ -11,7 +11,7 @@ import torch
 from stratagem._core.options import ReduceOp
 from stratagem._gradients import Compressor, GroupStep, Limiter, OptimizerStep
 from stratagem._parameter_server.hosting.gradients import Programs
-from stratagem_proto.programs.update_programs import GradientLimits
+from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 

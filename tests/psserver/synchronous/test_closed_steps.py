@@ -10,7 +10,8 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     UnfinishedStepError,
 )
-from stratagem_proto.programs.update_programs import GradientLimits, encode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM

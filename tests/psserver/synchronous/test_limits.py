@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
-from stratagem_proto.programs.update_programs import GradientLimits, encode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN

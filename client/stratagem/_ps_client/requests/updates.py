@@ -12,8 +12,9 @@ import torch
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.requests.variables import Attachments
 from stratagem._ps_client.transport import Responses
+from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.graph_program import decode_output
-from stratagem_proto.programs.update_programs import GradientLimits, encode_limits
+from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1.closed_step_pb2 import (
     ClosedStep,
     FinishStepRequest,
