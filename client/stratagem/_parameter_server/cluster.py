@@ -530,7 +530,7 @@ class Coordination:
 
     def warn_off_workers(self, method: str) -> None:
         """Warn of what the program does itself while its workers wait."""
-        if self.is_off_workers:
+        if self.active and not runs_on_a_worker():
             _LOG.warning(
                 "`%s` of a ParameterServerStrategy is invoked without using "
                 "`ClusterCoordinator.schedule`, so that the coordinator's program does "

@@ -437,8 +437,9 @@ class ParameterServerExtended(WorkerExtended):
         return self._hosting.watching(name, meta_above)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        call = partial(self._begin_run, fn, args, kwargs)
-        return self._hosting.threads.run(self._before_run, call)
+        # Who wants no gradients evaluates.
+        refresh = partial(self._hosting.before_replicas, training=torch.is_grad_enabled())
+        return self._hosting.threads.run(refresh, partial(self._begin_run, fn, args, kwargs))
 
     def _begin_run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -446,14 +447,11 @@ class ParameterServerExtended(WorkerExtended):
         self._hosting.begin_run()
         return self._call_for_each_replica(fn, args, kwargs)
 
-    def _before_run(self) -> None:
-        # Who wants no gradients evaluates.
-        self._hosting.before_replicas(training=torch.is_grad_enabled())
-
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        self._coordination.warn_off_workers("run")
+        if self._coordination.active:
+            self._coordination.warn_off_workers("run")
         call = partial(self._run_replicas, self._devices, fn, args, kwargs)
         return self._hosting.run(call)
 

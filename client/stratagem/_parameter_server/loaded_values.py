@@ -71,18 +71,18 @@ class Agreement:
     def __init__(self, store: RemoteStore, membership: Membership) -> None:
         self._store = store
         self._membership = membership
-        self._has_told = False
+        self._has_announced = False
         self._agreed: Counter[str] = Counter()
 
-    def tell(self, marks: Sequence[str]) -> None:
+    def announce(self, marks: Sequence[str]) -> None:
         """Let the others know what the chief has set, unless he is alone."""
         if not marks or not self._membership.has_others:
             return
         for start in range(0, len(marks), _MOST_MARKS):
-            header = _SET if self._has_told else f"{_SET} {_FIRST}"
+            header = _SET if self._has_announced else f"{_SET} {_FIRST}"
             identity = "\n".join([header, *marks[start : start + _MOST_MARKS]])
             self._store.servers.on_all(partial(announce_restored, identity))
-            self._has_told = True
+            self._has_announced = True
 
     def require(self, held: Sequence[Held], seconds: float) -> None:
         """Wait until the chief has set the same, unless the servers have it anyhow.
@@ -92,7 +92,7 @@ class Agreement:
         Raises:
             FailedPreconditionError: Something is not the same after so many seconds.
         """
-        missing: Sequence[Held] = [one for one in self._untold(held) if not one.is_current()]
+        missing: Sequence[Held] = [one for one in self._not_announced(held) if not one.is_current()]
         if missing and seconds:
             member = self._membership
             whom = f"the chief, {member.creator_place}, to set {missing[0].what}"
@@ -108,16 +108,16 @@ class Agreement:
         """Return those that the chief has not set in time."""
         give_up_at = time.monotonic() + seconds
         pause = _PAUSE_SECONDS
-        while (held := self._untold(held)) and time.monotonic() < give_up_at:
+        while (held := self._not_announced(held)) and time.monotonic() < give_up_at:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return held
 
-    def _untold(self, held: Sequence[Held]) -> Sequence[Held]:
-        told = self._told() - self._agreed
+    def _not_announced(self, held: Sequence[Held]) -> Sequence[Held]:
+        told = self._announced() - self._agreed
         return [one for one in held if not told[one.mark]]
 
-    def _told(self) -> Counter[str]:
+    def _announced(self) -> Counter[str]:
         """Return how often the chief's present program has set what."""
         servers = self._store.servers
         found: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class LoadedValues:
         if written:
             marks = [_mark(hosted) for hosted in written]
             carry(self._store, written)
-            self._agreement.tell(marks)
+            self._agreement.announce(marks)
 
     def agree(self, seconds: float | None = None) -> None:
         """As `carry`, and require of other tasks that the chief has set the same.
@@ -198,9 +198,9 @@ class LoadedValues:
 
         return Held(f"parameter {hosted.name!r}", _mark(hosted), is_current)
 
-    def tell_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+    def announce_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
         """Let other tasks know which state the chief has given an optimizer."""
-        self._agreement.tell(
+        self._agreement.announce(
             [_mark_of_slots(optimizer, one, state) for one, state in slots.items()]
         )
 
@@ -227,7 +227,7 @@ class LoadedValues:
         mark = _mark_of(table.name, value)
         if self._creates:
             write()
-            self._agreement.tell([mark])
+            self._agreement.announce([mark])
             return
 
         def is_current() -> bool:
@@ -320,13 +320,12 @@ IN_FUNCTION = (
 )
 
 
-def refuse_writes(written: Sequence[HostedParameter], where: str) -> None:
-    """Raise `ContextError` if there are parameters that were written there."""
-    if written:
-        raise ContextError(
-            f"parameter {written[0].name!r} was written in {where}, or change it by an optimizer "
-            "or by extended.update()"
-        )
+def refused(written: Sequence[HostedParameter], where: str) -> ContextError:
+    """Return the error of parameters that were written where nobody would see it."""
+    return ContextError(
+        f"parameter {written[0].name!r} was written in {where}, or change it by an optimizer "
+        "or by extended.update()"
+    )
 
 
 def drop_writes(store: RemoteStore, parameters: ParameterRegistry) -> list[HostedParameter]:

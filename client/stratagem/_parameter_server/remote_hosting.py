@@ -26,7 +26,7 @@ from stratagem._parameter_server.loaded_values import (
     IN_REPLICA,
     LoadedValues,
     drop_writes,
-    refuse_writes,
+    refused,
     written_in,
 )
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
@@ -232,12 +232,15 @@ class RemoteHosting(Hosting):
         if self.elsewhere is None:
             self.loaded.agree()
         else:
-            refuse_writes(self._dropped_writes(), IN_FUNCTION)
+            self._refuse_writes(IN_FUNCTION)
 
-    def _dropped_writes(self) -> list[HostedParameter]:
+    def _refuse_writes(self, where: str, has_failed: bool = False) -> None:
+        """Drop what was written to parameters, and refuse it unless something else is raised."""
         written = drop_writes(self._store, self.parameters)
-        self.outdated |= bool(written)
-        return written
+        if written:
+            self.outdated = True
+            if not has_failed:
+                raise refused(written, where)
 
     def in_function(self) -> AbstractContextManager[None]:
         return _Function(self)
@@ -253,9 +256,7 @@ class RemoteHosting(Hosting):
 
         Of one that failed its own error is raised. No later function is told of its writes.
         """
-        written = self._dropped_writes()
-        if not failed:
-            refuse_writes(written, IN_FUNCTION)
+        self._refuse_writes(IN_FUNCTION, failed)
 
     def refresh_parameters(self) -> None:
         """Bring the parameters of modules up to date, and nothing else."""
@@ -300,11 +301,8 @@ class RemoteHosting(Hosting):
                 self.checkpoints.states.ran()
         finally:
             self._tables.forget()
-        self._refuse_writes()
+        self._refuse_writes(IN_REPLICA)
         return result
-
-    def _refuse_writes(self) -> None:
-        refuse_writes(self._dropped_writes(), IN_REPLICA)
 
     # Optimizers.
 
@@ -319,7 +317,7 @@ class RemoteHosting(Hosting):
         self._membership.require_trainer()
         self.threads.add_this()
         # What the step makes would take the place of what was written.
-        self._refuse_writes()
+        self._refuse_writes(IN_REPLICA)
         if self.checkpoints.counter.has_contributed(step.optimizer):
             self._tables.forget(step)
             self._refresh_parameters()
@@ -364,7 +362,7 @@ class RemoteHosting(Hosting):
     def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
         if self._membership.creates:
             self._steps.set_slots(optimizer, slots)
-            self.loaded.tell_slots(optimizer, slots)
+            self.loaded.announce_slots(optimizer, slots)
         elif self.elsewhere is not None:
             raise ContextError(f"the state of optimizer {optimizer!r} was loaded in {IN_FUNCTION}")
         else:

@@ -74,30 +74,40 @@ class RemoteOptimizers:
         self._stepped.clear()
 
     def apply(self, step: OptimizerStep, rows_behind: ReadsBehind) -> bool:
-        """Carry out a step; return whether the parameters have its values already.
+        """Have the servers apply a step as its consistency says.
 
-        `rows_behind` says what a push of it to some servers is to read behind it.
+        They apply this worker's gradients now, or those of all workers when these have come. Return
+        whether the copies of what is stepped are fresh already. `rows_behind` says what a push to
+        some servers is to read behind the step.
         """
-        self._store.training.require_all(f"a step of {step.optimizer}")
-        self._divide_run(step.optimizer)
-        overlap = self._overlaps.get(step.optimizer)
-        is_fresh = _apply_step(self._store, step, overlap, rows_behind)
-        self._store.servers.steps.pace.step_ended(step.optimizer)
-        return is_fresh
-
-    def _divide_run(self, optimizer: str) -> None:
-        """Have another step begin for checkpoints, where the loop of a run begins anew.
-
-        A run that steps each optimizer once at most is one step with all that it does.
-        """
+        store, optimizer = self._store, step.optimizer
+        if not store.training.is_whole:
+            store.training.require_all(f"a step of {optimizer}")
+        # For checkpoints, a run that steps each optimizer once at most is one step with all that it
+        # does. Otherwise another one begins where the loop of a run begins anew.
         if optimizer in self._stepped:
             self._stepped.clear()
-            self._store.servers.steps.divide()
+            store.servers.steps.divide()
         self._stepped.add(optimizer)
+        # The answer to the push before may have the permit for this one.
+        store.pusher.flush()
+        if store.contributions.staged is not None:
+            store.contributions.end_interrupted()
+        if store.ends.behind is not None:
+            store.ends.require_fresh()
+        permit, overlap = store.permit(optimizer), self._overlaps.get(optimizer)
+        closes = permit.consistency._closes_steps
+        if closes:
+            _contribute(store, step, permit, overlap)
+        else:
+            _push(store, step, permit, overlap, rows_behind)
+            store.step_tracker.finish(optimizer, permit.step)
+        store.servers.steps.pace.step_ended(optimizer)
+        return not closes
 
     def await_values(self, step: OptimizerStep) -> None:
         """Wait until the parameters have the values that a step has made."""
-        copies = self._store.routes.of(step).copies
+        copies = self._store.routes.route(step).copies
         untouched = self.untouched_copies(step)
         if untouched:
             copies = by_server(chain(*copies.values(), untouched))
@@ -219,30 +229,6 @@ def _prefix(spec: VariableSpec, optimizer: str) -> str:
     return f"{spec.slot_of}/{optimizer}/"
 
 
-def _apply_step(
-    store: RemoteStore,
-    step: OptimizerStep,
-    overlap: OverlappedPush | None,
-    rows_behind: ReadsBehind,
-) -> bool:
-    """Have the servers apply a step as its consistency says.
-
-    They apply this worker's gradients now, or those of all workers when these have come. Return
-    whether the copies of what is stepped are fresh already. `overlap` is what has been sent.
-    """
-    # The answer to the push before may have the permit for this one.
-    store.pusher.flush()
-    store.contributions.end_interrupted()
-    store.ends.require_fresh()
-    permit = store.permit(step.optimizer)
-    if permit.consistency._closes_steps:
-        _contribute(store, step, permit, overlap)
-        return False
-    _push(store, step, permit, overlap, rows_behind)
-    store.step_tracker.finish(step.optimizer, permit.step)
-    return True
-
-
 def _push(
     store: RemoteStore,
     step: OptimizerStep,
@@ -253,7 +239,7 @@ def _push(
     limited = step.within_limits()
     if limited is None:
         return
-    program, route = store.programs.encoded(step), store.routes.of(step)
+    program, route = store.programs.encoded(step), store.routes.route(step)
     goes_as_it_is = overlap is None and step.compressor.compression is None
     updates = route.updates(program, limited) if goes_as_it_is else None
     if updates is None:

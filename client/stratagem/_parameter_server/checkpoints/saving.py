@@ -400,7 +400,7 @@ class _Work:
 
     def _wait_for_servers(self) -> dict[int, SavedPart]:
         saved: dict[int, SavedPart] = {}
-        with self._told(saved):
+        with self._wait_for_parts(saved):
             while missing := set(self.servers.called) - saved.keys():
                 answers = self.servers.call_all(
                     {server: finish_save(self.cut.name, _LOOK_SECONDS) for server in missing}
@@ -408,7 +408,7 @@ class _Work:
                 saved |= {server: one for server, one in answers.items() if one is not None}
         return dict(sorted(saved.items()))
 
-    def _told(self, saved: Mapping[int, SavedPart]) -> Wait:
+    def _wait_for_parts(self, saved: Mapping[int, SavedPart]) -> Wait:
         """Return the wait for the parts that are not among those that are written."""
 
         def missing() -> list[AwaitedTask]:

@@ -103,7 +103,7 @@ class RemoteCreation:
         if moved_to is not None:
             place = replace(place, server=self._existing(moved_to))
         self._store.servers.require_visible(place.server)
-        return self._told(RemoteVariable(self._store, place, traits, value, owner))
+        return self._with_origin(RemoteVariable(self._store, place, traits, value, owner))
 
     def made(
         self,
@@ -119,9 +119,9 @@ class RemoteCreation:
         """
         place = self._placement.next(demand)
         self._store.servers.require_visible(place.server)
-        return self._told(make(self._store, place, traits, value, owner))
+        return self._with_origin(make(self._store, place, traits, value, owner))
 
-    def _told(self, variable: Kind) -> Kind:
+    def _with_origin(self, variable: Kind) -> Kind:
         origin = self._names.origin
         variable.origin = origin(variable.name) or origin(name_of_whole(variable.name))
         return variable

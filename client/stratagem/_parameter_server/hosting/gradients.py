@@ -17,7 +17,6 @@ from stratagem._gradients import Compressor, GroupStep, OptimizerStep
 from stratagem._parameter_server.hosting.push import Update
 from stratagem._parameter_server.variables.variable import (
     Copies,
-    RemoteVariable,
     SplitVariable,
     by_server,
     parts_of,
@@ -53,8 +52,8 @@ class GradientRouter:
         """Forget the routes of all optimizers but these."""
         self._last = {name: one for name, one in self._last.items() if name in optimizers}
 
-    def of(self, step: OptimizerStep) -> Route:
-        """Return the route of a step; that of the last one, if it has the same."""
+    def route(self, step: OptimizerStep) -> Route:
+        """Return the route of a step; that of the last one, if it has the same variables."""
         variables = [group.variables for group in step.groups]
         route = self._last.get(step.optimizer)
         if route is None or not route.fits(variables):
@@ -71,13 +70,32 @@ class Route:
 
     def __init__(self, variables: Sequence[Sequence[Variable]]) -> None:
         self._variables = variables
-        self._headers = _headers(variables)
-        self.copies: Copies = _copies(variables)
+        parts = [part for group in variables for one in group for part in parts_of(one)]
+        self.copies: Copies = by_server([part for part in parts if part.has_copy])
+        # What each server is told, and the places of its gradients in a step; None if a variable is
+        # not on exactly one server.
+        self._headers: dict[int, tuple[GradientHeaderCache, Sequence[int]]] | None = None
+        named: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        places: dict[int, list[int]] = defaultdict(list)
+        each = [(one, group) for group, ones in enumerate(variables) for one in ones]
+        for place, (variable, group) in enumerate(each):
+            remote = remote_of(variable)
+            if remote is None:
+                return
+            named[remote.place.server].append((remote.name, group))
+            places[remote.place.server].append(place)
+        self._headers = {
+            server: (GradientHeaderCache(gradients), places[server])
+            for server, gradients in named.items()
+        }
 
     def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
-        """Return whether it is for these."""
+        """Return whether it is for these, group by group."""
         return len(variables) == len(self._variables) and all(
-            map(_are_same, variables, self._variables)
+            [
+                mine is others or (len(mine) == len(others) and all(map(is_, mine, others)))
+                for mine, others in zip(self._variables, variables, strict=True)
+            ]
         )
 
     def updates(self, program: bytes, step: OptimizerStep) -> dict[int, Update] | None:
@@ -96,39 +114,6 @@ class Route:
             request = dense_step(program, header, tensors)
             updates[server] = Update(request, header.variables)
         return updates
-
-
-def _are_same(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
-    if some is others:
-        return True
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
-def _copies(variables: Sequence[Sequence[Variable]]) -> Mapping[int, Sequence[RemoteVariable]]:
-    parts = [part for group in variables for one in group for part in parts_of(one)]
-    return by_server([part for part in parts if part.has_copy])
-
-
-def _headers(
-    variables: Sequence[Sequence[Variable]],
-) -> Mapping[int, tuple[GradientHeaderCache, Sequence[int]]] | None:
-    """Return what each server is told, and the places of its gradients in a step.
-
-    None if a variable is not on exactly one server.
-    """
-    named: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    places: dict[int, list[int]] = defaultdict(list)
-    each = [(one, group) for group, ones in enumerate(variables) for one in ones]
-    for place, (variable, group) in enumerate(each):
-        remote = remote_of(variable)
-        if remote is None:
-            return None
-        named[remote.place.server].append((remote.name, group))
-        places[remote.place.server].append(place)
-    return {
-        server: (GradientHeaderCache(gradients), places[server])
-        for server, gradients in named.items()
-    }
 
 
 class ServerBatch:

@@ -82,13 +82,17 @@ class _Steps:
     """The steps of one optimizer.
 
     Attributes:
-        declared: The consistency that it begins with.
+        declared: The consistency that it begins with, for servers.
+        granted: What the last grant said.
+        present: The consistency of that, or else the declared one.
         finished: The last step.
         counted: The last synchronous one that contains a contribution of this worker.
         permit: The latest one: for the next step, or for one that is finished.
     """
 
-    declared: Consistency
+    declared: pb.Consistency
+    present: Consistency
+    granted: pb.Consistency | None = None
     finished: int = 0
     counted: int = 0
     permit: StepPermit | None = None
@@ -114,7 +118,8 @@ class StepTracker:
 
     def add(self, optimizer: str, declared: Consistency | None = None) -> None:
         """Take in an optimizer."""
-        self._steps[optimizer] = _Steps(declared or self._declared)
+        consistency = declared or self._declared
+        self._steps[optimizer] = _Steps(encoded_consistency(consistency), consistency)
 
     def keep(self, optimizers: Collection[str]) -> None:
         """Forget all optimizers but these, once what is read comes after all of their steps."""
@@ -143,7 +148,7 @@ class StepTracker:
                 worker=self.worker,
                 num_workers=self.num_workers,
                 finished=self._steps[name].finished,
-                declared=encoded_consistency(self._steps[name].declared),
+                declared=self._steps[name].declared,
             )
             for name in (self._steps if optimizers is None else optimizers)
         ]
@@ -170,9 +175,15 @@ class StepTracker:
 
     def granted(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> list[StepPermit]:
         """Note and return the permits that have come."""
-        permits = [_permit_of(grant) for grant in grants]
-        for begin, permit in zip(begins, permits, strict=True):
-            self._steps[begin.group].permit = permit
+        permits = []
+        for begin, grant in zip(begins, grants, strict=True):
+            steps = self._steps[begin.group]
+            # The same in almost all steps.
+            if grant.consistency != steps.granted:
+                steps.granted = grant.consistency
+                steps.present = decoded_consistency(grant.consistency)
+            steps.permit = StepPermit(grant.step, steps.present, grant.closed)
+            permits.append(steps.permit)
         return permits
 
     @property
@@ -187,7 +198,7 @@ class StepTracker:
     def is_free(self) -> bool:
         """Return whether no optimizer's steps wait for other workers, or have ever."""
         return not self.is_synchronous() and all(
-            [_present(steps)._is_free for steps in self._steps.values()]
+            [steps.present._is_free for steps in self._steps.values()]
         )
 
     def is_synchronous(self) -> bool:
@@ -239,19 +250,11 @@ class StepTracker:
         return filter(None, map(self.after, self._steps))
 
 
-def _permit_of(grant: StepGrant) -> StepPermit:
-    return StepPermit(grant.step, decoded_consistency(grant.consistency), grant.closed)
-
-
-def _present(steps: _Steps) -> Consistency:
-    return steps.declared if steps.permit is None else steps.permit.consistency
-
-
 def _is_synchronous(steps: _Steps) -> bool:
-    permit, present = steps.permit, _present(steps)
+    permit = steps.permit
     # What is read comes after all synchronous steps, however long ago they were.
     closed = steps.counted or (permit is not None and permit.closed)
-    return bool(closed) or present._closes_steps
+    return bool(closed) or steps.present._closes_steps
 
 
 _LAST = (1 << 64) - 1
@@ -347,6 +350,9 @@ class Contributions:
         servers: The servers.
         step_tracker: How far this worker is.
         peer_seconds: How long a server may wait for other workers.
+
+    Attributes:
+        staged: What does not count yet, or not on all servers; None between steps.
     """
 
     def __init__(
@@ -354,22 +360,20 @@ class Contributions:
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
         self._peer_seconds = peer_seconds
-        self._staged: Staged | None = None
+        self.staged: Staged | None = None
         self._committing = threading.Lock()
 
     def commit(self, staged: Staged) -> None:
         """Have a contribution count, unless others have closed the step without it."""
         with self._committing:
-            self._staged = staged
+            self.staged = staged
             self._end(staged)
 
     def end_interrupted(self) -> None:
         """End the step in which this worker was interrupted, if there is one."""
-        if self._staged is None:
-            return
         with self._committing:
-            if self._staged is not None:
-                self._end(self._staged)
+            if self.staged is not None:
+                self._end(self.staged)
 
     def _end(self, staged: Staged) -> None:
         try:
@@ -379,11 +383,11 @@ class Contributions:
             raise
         except StratagemError:
             # To repeat it would change nothing.
-            self._staged = None
+            self.staged = None
             raise
         mark = staged.contribution.step
         self._step_tracker.finish(mark.group, mark.step)
-        self._staged = None
+        self.staged = None
 
     def _count(self, staged: Staged) -> None:
         contribution = staged.contribution

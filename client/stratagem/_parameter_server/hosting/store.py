@@ -169,18 +169,18 @@ class StepReads:
         beginning: Beginning,
     ) -> dict[int, Request[list[int]]]:
         wait = 0.0 if mark is None else self._peer_seconds
-        told = partial(self._told, mark, beginning)
+        note_header = partial(self._note_header, mark, beginning)
         first, snapshot = self._servers.used[0], self._servers.snapshot
         begins = beginning.begins
         inputs = self._step_tracker.take_inputs() if begins else ()
         return {
-            server: read(group, mark, wait, told, snapshot, begins, inputs)
+            server: read(group, mark, wait, note_header, snapshot, begins, inputs)
             if server == first
-            else read(group, mark, wait, told, snapshot)
+            else read(group, mark, wait, note_header, snapshot)
             for server, group in readings.items()
         }
 
-    def _told(self, mark: StepMark | None, beginning: Beginning, header: ReadHeader) -> None:
+    def _note_header(self, mark: StepMark | None, beginning: Beginning, header: ReadHeader) -> None:
         if mark is not None:
             self.rejected[mark.group] = header.rejected_steps
         if header.grants:
@@ -195,7 +195,8 @@ class StepEnds:
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
         self._reads, self._pusher = reads, pusher
-        self._behind: tuple[Copies, StratagemError] | None = None
+        # The copies that are behind, and why.
+        self.behind: tuple[Copies, StratagemError] | None = None
 
     def wait(self, copies: Copies) -> None:
         """Bring what a step has stepped up to date, when all have contributed.
@@ -212,7 +213,7 @@ class StepEnds:
             with self._servers.steps.pausing():
                 grants = self._reads.bring(groups, begins, training=True)
         except StratagemError as error:
-            self._behind = copies, error
+            self.behind = copies, error
             _LOG.warning(
                 "a step of this worker counts, but was not completed, and the parameters here are "
                 "those before it; the next step, or refresh(), raises: %s",
@@ -225,18 +226,11 @@ class StepEnds:
 
     def require_fresh(self) -> None:
         """Refuse a step that was not computed on the values of all steps before."""
-        if self._behind is not None:
-            copies, error = self._behind
+        if self.behind is not None:
+            copies, error = self.behind
             self._reads.bring(copies, training=True)
-            self._behind = None
+            self.behind = None
             raise error
-
-    def note_fresh(self, variables: Iterable[RemoteVariable]) -> None:
-        """Take note that copies were brought up to date since."""
-        if self._behind is not None:
-            stepped = chain.from_iterable(self._behind[0].values())
-            if set(stepped) <= set(variables):
-                self._behind = None
 
 
 _RowKind: TypeAlias = tuple[int, torch.dtype, torch.Size, torch.dtype | None]
@@ -373,28 +367,31 @@ class RemoteStore:
         they are what they were at its moment, for no step. Values that are only for a training step
         may be rounded.
         """
-        self.contributions.end_interrupted()
+        if self.contributions.staged is not None:
+            self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
         self.require(copies)
         if training and self.pusher.refresh(copies):
             return
-        bring = partial(self.reads.bring, training=training)
+        bring, step_tracker = partial(self.reads.bring, training=training), self.step_tracker
         groups = by_server(unread(copies))
-        begins = [] if self.servers.snapshot else self.step_tracker.begins()
+        begins = [] if self.servers.snapshot else step_tracker.begins()
         if not begins:
             bring(groups)
-        elif self.step_tracker.leads() or not self._has_permits(begins, bring(groups, begins)):
-            inputs = self.step_tracker.take_inputs()
-            grants = self.ask_first(begin(begins, self.peer_seconds, inputs))
-            self.step_tracker.granted(begins, grants)
-            bring(groups)
-        self.ends.note_fresh(copies)
-
-    def _has_permits(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> bool:
-        """Note permits that came with values; return whether these may be used."""
-        if grants:
-            self.step_tracker.granted(begins, grants)
-        return bool(grants) and not self.step_tracker.leads()
+        else:
+            # Values and permits at once, unless values may be read only behind the permits.
+            grants = () if step_tracker.leads() else bring(groups, begins)
+            if grants:
+                step_tracker.granted(begins, grants)
+            if not grants or step_tracker.leads():
+                inputs = step_tracker.take_inputs()
+                grants = self.ask_first(begin(begins, self.peer_seconds, inputs))
+                step_tracker.granted(begins, grants)
+                bring(groups)
+        if self.ends.behind is not None:
+            stepped = chain.from_iterable(self.ends.behind[0].values())
+            if set(stepped) <= set(copies):
+                self.ends.behind = None
 
     def rows(
         self,

@@ -103,7 +103,7 @@ class PulledRows:
             self._values = torch.cat([self._values, values])
         self._is_sorted = False
 
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
+    def values_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the values of rows that are here."""
         if not self._is_sorted:
             self._rows, order = self._rows.sort()

@@ -77,7 +77,7 @@ class TableParameter(Parameter):
         """There is nothing left to do."""
 
     @classmethod
-    def of(cls, source: RowSource, like: TableParameter) -> TableParameter:
+    def another(cls, source: RowSource, like: TableParameter) -> TableParameter:
         """Return another one for the same values."""
         made = cls(like.shape, like.dtype, like.requires_grad)
         made.source = source
@@ -232,7 +232,7 @@ class TableView(Tensor):
         return _on_whole_values(func, args, kwargs or {})
 
     @classmethod
-    def of(cls, value: Tensor, table: TableParameter, whole: Tensor) -> TableView:
+    def show(cls, value: Tensor, table: TableParameter, whole: Tensor) -> TableView:
         """Return a view of a value that was read whole."""
         made: TableView = value.as_subclass(cls)
         made.table, made.whole = table, whole
@@ -252,7 +252,7 @@ def _on_whole_values(
     of_init = getattr(func, "__module__", "") == init.__name__
     with torch.no_grad() if of_init else nullcontext():
         values = _PlainValues(func, kwargs)
-        plain = tree_map_only((TableParameter, TableView), values.of, (args, dict(kwargs)))
+        plain = tree_map_only((TableParameter, TableView), values.plain_value, (args, dict(kwargs)))
         found = func(*plain[0], **plain[1])
         values.keep_writes()
     if isinstance(found, numpy.ndarray):
@@ -285,14 +285,14 @@ class _PlainValues:
         self._says_so = _writes(self._name) or kwargs.get("out") is not None
         self._values: list[_Plain] = []
 
-    def of(self, given: TableParameter | TableView) -> Tensor:
+    def plain_value(self, given: TableParameter | TableView) -> Tensor:
         """Return the value of a table or a view, the same one each time."""
         for one in self._values:
             if one.given is given:
                 return one.value
         if isinstance(given, TableParameter):
             whole = given.whole()
-            view = TableView.of(whole, given, whole)
+            view = TableView.show(whole, given, whole)
         else:
             view = given
             if self._says_so and not view.whole.requires_grad:
@@ -328,7 +328,7 @@ class _PlainValues:
             if result is one.value:
                 return one.given
             if one.value.untyped_storage()._cdata == storage:
-                return TableView.of(result, one.view.table, one.view.whole)
+                return TableView.show(result, one.view.table, one.view.whole)
         return result
 
 

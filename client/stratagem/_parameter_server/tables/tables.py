@@ -181,7 +181,7 @@ class HostedTable(HostedParameter):
         self, table: TableVariable, parameter: TableParameter, devices: Sequence[torch.device]
     ) -> None:
         parameter.source, parameter.initial = table, None
-        others = [TableParameter.of(table, parameter) for _ in devices[1:]]
+        others = [TableParameter.another(table, parameter) for _ in devices[1:]]
         super().__init__(table, parameter, devices, others)
         self._table = table
         table.show_in(self)

@@ -202,7 +202,7 @@ class TableVariable(SplitVariable):
     def pulled_or_missing(self, rows: torch.Tensor, training: bool) -> torch.Tensor:
         """Return distinct rows as the run first looked them up; `pulling` is held."""
         pull_missing({self: rows.sort().values}, training)
-        return self.pulled.of(rows)
+        return self.pulled.values_of(rows)
 
     def look_up(self, leaf: torch.Tensor, ids: torch.Tensor, training: bool) -> Lookup:
         """Return what a lookup finds; what was prefetched for it, if it was."""

@@ -212,7 +212,7 @@ class ShardedVariable(Assignable, Operators):
                 'which does not conform to "div" sharding; write to its shards'
             )
         routed = self._layout.route(delta.indices)
-        shares = [IndexedSlices(part.of(delta.values), part.rows) for part in routed]
+        shares = [IndexedSlices(part.select(delta.values), part.rows) for part in routed]
         self._hooks()._write_each(write, dict(self._with(shares)))
         return self
 

@@ -41,7 +41,7 @@ class Routed(NamedTuple):
     rows: torch.Tensor
     start: int | None = None
 
-    def of(self, values: torch.Tensor) -> torch.Tensor:
+    def select(self, values: torch.Tensor) -> torch.Tensor:
         """Return what stands there in a list as long, as a view where it is a run."""
         if self.start is None:
             return values[self.positions.to(values.device)]

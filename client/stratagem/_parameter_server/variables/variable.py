@@ -471,7 +471,7 @@ class SplitVariable(Variable):
         self, values: torch.Tensor, rows: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the values that each part gets, and the rows of the part that they are of."""
-        return [(routed.of(values), routed.rows) for routed in self.layout.route(rows)]
+        return [(routed.select(values), routed.rows) for routed in self.layout.route(rows)]
 
     def gradients(self, gradient: torch.Tensor) -> Sequence[ValuesOfRows]:
         """Return the gradient of each part.

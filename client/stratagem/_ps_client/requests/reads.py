@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from google.protobuf.message import DecodeError
@@ -28,7 +28,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     UpdateHeader,
 )
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, Encoding, TensorSpec
-from stratagem_proto.wire.frames import Assembler, Frame, Header, decode_frame, take_header
+from stratagem_proto.wire.frames import Assembler, Header, decode_frame, take_header
 from stratagem_proto.wire.placed import (
     SegmentLayout,
     all_of,
@@ -159,7 +159,7 @@ def read(  # noqa: PLR0913 - the fields of a message
     readings: Sequence[AnyReading],
     after: StepMark | None = None,
     wait: float = 0.0,
-    told: Callable[[ReadHeader], None] = lambda _: None,
+    note_header: Callable[[ReadHeader], None] = lambda _: None,
     snapshot: bytes = b"",
     begins: Sequence[StepBegin] = (),
     inputs: Sequence[InputDigest] = (),
@@ -170,8 +170,8 @@ def read(  # noqa: PLR0913 - the fields of a message
 
     The server waits up to `wait` seconds until the step `after` is applied. It gives permits for
     the steps that begin if that needs no waiting. A snapshot is the cut whose values to read; empty
-    for those of now. What the header says besides is `told`. The server compares the inputs with
-    those of other workers.
+    for those of now. `note_header` gets the header of the answer. The server compares the inputs
+    with those of other workers.
     """
     message = ReadRequest(
         after=after,
@@ -186,7 +186,7 @@ def read(  # noqa: PLR0913 - the fields of a message
     return Request(
         "Read",
         message,
-        _receiver(readings, layout, told),
+        _receiver(readings, layout, note_header),
         rest=asked(variables),
         response_nbytes=layout.nbytes,
         response_room=layout.room,
@@ -196,30 +196,25 @@ def read(  # noqa: PLR0913 - the fields of a message
 
 
 def _receiver(
-    readings: Sequence[AnyReading], layout: SegmentLayout, told: Callable[[ReadHeader], None]
+    readings: Sequence[AnyReading], layout: SegmentLayout, note_header: Callable[[ReadHeader], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
-        header, versions = filled(readings, layout, responses, ReadHeader, _itself)
-        told(header)
+        header, versions = fill(readings, layout, responses, ReadHeader)
+        note_header(header)
         return versions
 
     return receive
 
 
-def _itself(header: ReadHeader) -> ReadHeader:
-    return header
-
-
-def filled(
+def fill(
     readings: Sequence[AnyReading],
     layout: SegmentLayout,
     responses: Responses,
     header_type: type[Header],
-    values_of: Callable[[Header], ReadHeader],
 ) -> tuple[Header, list[int]]:
     """Fill the readings' tensors; return the header and the versions of the values.
 
-    The layout is that of the tensors; `values_of` returns what a header says of the values.
+    The layout is that of the tensors; the header is a `ReadHeader`, or has one.
 
     Raises:
         MalformedStreamError: It is no answer to that.
@@ -230,9 +225,11 @@ def filled(
     if taken is None:
         raise MalformedStreamError("a read was answered without a header")
     header, chunks = taken
-    values = values_of(header)
+    of_push = isinstance(header, UpdateAndReadHeader)
+    values = cast("ReadHeader", header.values if of_push else header)
     responses.reached = values.reached
-    versions = _versions(readings, values)
+    versions = list(values.versions)
+    _require_one_each(readings, len(versions), "versions")
     if values.contents == all_of(layout):
         targets = [reading.into for reading in readings]
     else:
@@ -241,15 +238,8 @@ def filled(
         layout = layout_of(kinds_described(contents.tensors))
     seen = [first]
     if responses.segment is None or not _taken(targets, layout, chunks, seen, responses):
-        frames = _decoded(seen, responses, header_type)
-        _assemble(targets, _contents(values).tensors, frames)
+        _assemble(targets, _contents(values).tensors, seen, responses, header_type)
     return header, versions
-
-
-def _versions(readings: Sequence[AnyReading], values: ReadHeader) -> list[int]:
-    versions = list(values.versions)
-    _require_one_each(readings, len(versions), "versions")
-    return versions
 
 
 def _contents(values: ReadHeader) -> ReadContents:
@@ -294,25 +284,32 @@ def _taken(
     return taken == len(places)
 
 
-def _decoded(
-    seen: Sequence[bytes], responses: Responses, header_type: type[Header]
-) -> Iterator[Frame[Header]]:
+def _assemble(
+    targets: Sequence[torch.Tensor],
+    sent: Sequence[TensorSpec],
+    seen: Sequence[bytes],
+    responses: Responses,
+    header_type: type[Header],
+) -> None:
+    """Fill the targets from messages: those that were seen, and those that are left."""
+    # Bytes land in the target's own memory if they are its elements.
+    landings = []
+    for target, spec in zip(targets, sent, strict=True):
+        is_plain = target.device.type == "cpu" and target.is_contiguous()
+        landings.append(target if is_plain and spec_of(target) == spec else allocate(spec))
+    assembler = Assembler(sent, landings)
     for message in chain(seen, responses):
         frame = decode_frame(message, header_type, responses.segment)
         placed = [len(one.data) for one in frame.chunks if one.start is not None]
         responses.received(sum(placed))
-        yield frame
-
-
-def _assemble(
-    targets: Sequence[torch.Tensor], sent: Sequence[TensorSpec], frames: Iterable[Frame[Any]]
-) -> None:
-    landings = list(map(_landing, targets, sent))
-    assembler = Assembler(sent, landings)
-    for frame in frames:
         assembler.add(frame.chunks)
     assembler.finish()
-    _land(targets, landings)
+    for target, landing in zip(targets, landings, strict=True):
+        if landing is target:
+            torch.autograd.graph.increment_version(target)
+        else:
+            with torch.no_grad():
+                target.copy_(landing)
 
 
 def _targets(readings: Sequence[AnyReading], contents: ReadContents) -> list[torch.Tensor]:
@@ -364,21 +361,6 @@ def _require_narrowed(reading: AnyReading, sent: TensorSpec, encoding: Encoding)
         )
 
 
-def _landing(target: torch.Tensor, sent: TensorSpec) -> torch.Tensor:
-    """Return memory for the bytes: the target's own if the bytes are its elements."""
-    is_plain = target.device.type == "cpu" and target.is_contiguous()
-    return target if is_plain and spec_of(target) == sent else allocate(sent)
-
-
-def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> None:
-    for target, landing in zip(targets, landings, strict=True):
-        if landing is target:
-            torch.autograd.graph.increment_version(target)
-        else:
-            with torch.no_grad():
-                target.copy_(landing)
-
-
 @dataclass(frozen=True)
 class Answer:
     """The versions of the variables that were read, and permits unless a step has to wait."""
@@ -423,9 +405,5 @@ def and_read(
 def _answer(
     readings: Sequence[AnyReading], variables: int, layout: SegmentLayout, responses: Responses
 ) -> Answer:
-    header, versions = filled(readings, layout, responses, UpdateAndReadHeader, _values)
+    header, versions = fill(readings, layout, responses, UpdateAndReadHeader)
     return Answer(versions[:variables], list(header.grants))
-
-
-def _values(header: UpdateAndReadHeader) -> ReadHeader:
-    return header.values

@@ -110,7 +110,7 @@ class GradientHeaderCache:
         self._named = _named(tuple([(name, group, n, None) for n, (name, group) in numbered]))
         self._last = layout_of(()), b""
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[SegmentLayout, bytes]:
+    def describe(self, tensors: Sequence[torch.Tensor]) -> tuple[SegmentLayout, bytes]:
         """Return the layout of gradients, and their part of an `UpdateHeader`."""
         kinds = kinds_of(tensors)
         if kinds != self._last[0].kinds:
@@ -122,7 +122,7 @@ def dense_step(
     program: bytes, header: GradientHeaderCache, gradients: Sequence[torch.Tensor]
 ) -> Request[list[int]]:
     """Return a `step` of gradients that are neither of rows nor encoded, as the header has them."""
-    layout, described = header.of(gradients)
+    layout, described = header.describe(gradients)
     rest = program + described
     return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 
