@@ -202,7 +202,8 @@ _BUCKET_BYTES = 1 << 20
 class OverlappedPush:
     """What has been sent of one optimizer's gradients before its step.
 
-    The servers only keep it: they apply all of a step or nothing.
+    This is no way to push of its own: servers keep these gradients until the push of the step, so
+    that they apply all of it or nothing.
 
     Attributes:
         variables: Names of the variables whose gradient is taken care of.

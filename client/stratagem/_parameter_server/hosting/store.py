@@ -50,18 +50,6 @@ from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariab
 _LOG = logging.getLogger("stratagem")
 
 
-class Beginning:
-    """Steps that begin with a read of the first server.
-
-    `begins` are what to ask permits for, if any; `grants` are the permits once they have come, none
-    where a step has to wait.
-    """
-
-    def __init__(self, begins: Sequence[StepBegin] = ()) -> None:
-        self.begins = begins
-        self.grants: Sequence[StepGrant] = ()
-
-
 class StepReads:
     """Reads values as the synchronous steps before allow, or as a snapshot has them.
 
@@ -96,7 +84,9 @@ class StepReads:
         }
         with self._guard:
             try:
-                versions, grants = self.begin(readings, begins)
+                # Asking for permits and values at once spares a request.
+                asked = {self._servers.used[0]: (), **readings} if begins else readings
+                versions, grants = self.read(asked, begins=begins)
             except BaseException:
                 # What has come of other servers is not to count as the user's writing.
                 for variable in chain.from_iterable(groups.values()):
@@ -109,82 +99,68 @@ class StepReads:
                 note_read(group)
         return grants
 
-    def begin(
-        self, readings: Mapping[int, Sequence[Reading]], begins: Sequence[StepBegin]
-    ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
-        """Begin steps that nobody is expected to wait for, and read, by server.
-
-        Asking for permits and values at once spares a request. Return the versions read, and the
-        permits; none if one has to wait.
-        """
-        beginning = Beginning(begins)
-        all_readings = {self._servers.used[0]: (), **readings} if begins else readings
-        versions = self.read(all_readings, beginning=beginning)
-        return versions, beginning.grants
-
     def read(
         self,
         readings: Mapping[int, Sequence[AnyReading]],
         beside_push: bool = False,
-        beginning: Beginning | None = None,
-    ) -> dict[int, list[int]]:
-        """Read, by server, after the synchronous steps that the next step needs."""
+        begins: Sequence[StepBegin] = (),
+    ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
+        """Read, by server, after the synchronous steps that the next step needs; see `after`."""
         marks = [] if self._servers.snapshot else [*self._step_tracker.all_after()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
             self.after(mark, dict.fromkeys(readings, ()))
-        last = marks[-1] if marks else None
-        return self.after(last, readings, beside_push, beginning)
+        return self.after(marks[-1] if marks else None, readings, beside_push, begins)
 
     def after(
         self,
         mark: StepMark | None,
         readings: Mapping[int, Sequence[AnyReading]],
         beside_push: bool = False,
-        beginning: Beginning | None = None,
-    ) -> dict[int, list[int]]:
-        """Read after a synchronous step, or from the snapshot; return the versions, by server.
+        begins: Sequence[StepBegin] = (),
+    ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
+        """Read after a synchronous step, or from the snapshot.
 
-        With `beside_push`, do not wait for a push in flight.
+        Args:
+            mark: The step; None for any.
+            readings: What to read, by server.
+            beside_push: Whether not to wait for a push in flight.
+            begins: Steps to ask the first server for permits for, if it is read.
+
+        Returns:
+            The versions, by server; and the permits, none if a step has to wait.
         """
-        if self._servers.snapshot:
+        servers, snapshot = self._servers, self._servers.snapshot
+        if snapshot:
             mark = None
-        asked = partial(self._asked, mark, readings, beginning or Beginning())
-        beside_push = beside_push and mark is None
+        wait = 0.0 if mark is None else self._peer_seconds
+        granted: list[StepGrant] = []
+
+        def note_header(header: ReadHeader) -> None:
+            if mark is not None:
+                self.rejected[mark.group] = header.rejected_steps
+            if header.grants:
+                granted[:] = header.grants
+
+        def requests() -> dict[int, Request[list[int]]]:
+            inputs = self._step_tracker.take_inputs() if begins else ()
+            return {
+                server: read(group, mark, wait, note_header, snapshot, begins, inputs)
+                if server == servers.used[0]
+                else read(group, mark, wait, note_header, snapshot)
+                for server, group in readings.items()
+            }
+
         try:
-            return self._servers.call_all(
-                asked(), Order.BESIDE_PUSH if beside_push else Order.AFTER_PUSH
-            )
+            order = Order.BESIDE_PUSH if beside_push and mark is None else Order.AFTER_PUSH
+            versions = servers.call_all(requests(), order)
         except UnfinishedStepError:
             if mark is None:
                 raise
             # Who closed the step has ended, and any other may do the rest.
-            finish(self._servers, mark, self._peer_seconds)
-            return self._servers.call_all(asked())
-
-    def _asked(
-        self,
-        mark: StepMark | None,
-        readings: Mapping[int, Sequence[AnyReading]],
-        beginning: Beginning,
-    ) -> dict[int, Request[list[int]]]:
-        wait = 0.0 if mark is None else self._peer_seconds
-        note_header = partial(self._note_header, mark, beginning)
-        first, snapshot = self._servers.used[0], self._servers.snapshot
-        begins = beginning.begins
-        inputs = self._step_tracker.take_inputs() if begins else ()
-        return {
-            server: read(group, mark, wait, note_header, snapshot, begins, inputs)
-            if server == first
-            else read(group, mark, wait, note_header, snapshot)
-            for server, group in readings.items()
-        }
-
-    def _note_header(self, mark: StepMark | None, beginning: Beginning, header: ReadHeader) -> None:
-        if mark is not None:
-            self.rejected[mark.group] = header.rejected_steps
-        if header.grants:
-            beginning.grants = list(header.grants)
+            finish(servers, mark, self._peer_seconds)
+            versions = servers.call_all(requests())
+        return versions, granted
 
 
 class StepEnds:

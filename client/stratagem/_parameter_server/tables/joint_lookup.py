@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.variables.variable import ValuesOfRows
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
-_Kind: TypeAlias = tuple[bool, torch.Size, torch.dtype]
-"""Whether rows have keys; the shape and the dtype of a row."""
 
 
 class Wanted(NamedTuple):
@@ -46,11 +44,6 @@ class Wanted(NamedTuple):
     table: TableVariable
     leaf: torch.Tensor
     ids: torch.Tensor
-
-    @property
-    def kind(self) -> _Kind:
-        """The kind of the table's rows."""
-        return self.table.row_kind
 
 
 class SummedGradient(NamedTuple):
@@ -164,9 +157,11 @@ class JointLookup:
     """
 
     def __init__(self, lookups: Sequence[Wanted], training: bool) -> None:
-        kinds = {each.kind: number for number, each in enumerate(lookups)}
+        kinds = {each.table.row_kind: number for number, each in enumerate(lookups)}
         # Tables with keys come last.
-        self.lookups = sorted(lookups, key=lambda each: (each.kind[0], kinds[each.kind]))
+        self.lookups = sorted(
+            lookups, key=lambda each: (each.table.has_keys, kinds[each.table.row_kind])
+        )
         self.training = training
         ends = np.cumsum([each.ids.numel() for each in self.lookups]).tolist()
         self._slices = [slice(*each) for each in pairwise([0, *ends])]
@@ -187,7 +182,7 @@ class JointLookup:
         self._groups = list(self._grouped())
 
     def _grouped(self) -> Iterator[_Group]:
-        kinds, first = [each.kind for each in self.lookups], 0
+        kinds, first = [each.table.row_kind for each in self.lookups], 0
         while first < len(kinds):
             stop = first + kinds[first:].count(kinds[first])
             tables = list(dict.fromkeys(each.table for each in self.lookups[first:stop]))

@@ -1,4 +1,11 @@
-"""Variables that live on parameter servers: one whole, or one in several parts."""
+"""Variables that live on parameter servers: one whole, or one in several parts.
+
+There are four kinds, since they differ in what a process has of them. A `RemoteVariable` is one
+name on one server, with a copy here. A `SplitVariable` is a module's parameter that is several such
+names on the servers and one copy here. A `TableVariable` is one too, but of its parts a process has
+only the rows that it looks up. A public `ShardedVariable` is several variables of the program's,
+with no copy of the whole.
+"""
 
 from __future__ import annotations
 
