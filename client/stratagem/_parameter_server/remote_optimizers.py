@@ -154,7 +154,7 @@ def _read_slots(
     for server, specs in _existing(store, optimizer, variables).items():
         for spec in specs:
             value = allocate(spec.tensor)
-            found[spec.slot_of][_key(spec, optimizer)] = value
+            found[spec.slot_of][spec.name.removeprefix(_prefix(spec, optimizer))] = value
             readings[server].append(Reading(spec.name, value))
     store.reads.after(store.step_tracker.after(optimizer), readings)
     return [found[variable.name] for variable in variables]
@@ -219,10 +219,6 @@ def _spec(optimizer: str, variable: RemoteVariable, key: str, value: torch.Tenso
     )
     spec.name = _prefix(spec, optimizer) + key
     return spec
-
-
-def _key(spec: VariableSpec, optimizer: str) -> str:
-    return spec.name.removeprefix(_prefix(spec, optimizer))
 
 
 def _prefix(spec: VariableSpec, optimizer: str) -> str:

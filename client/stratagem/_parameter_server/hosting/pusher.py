@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum, auto
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import Generic, NoReturn, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -382,35 +382,30 @@ class _Sent(Generic[Outcome]):
 
     def __init__(self, steps: CheckpointSteps, step: int, wait: Callable[[], Outcome]) -> None:
         self._steps, self._step, self._wait = steps, step, wait
-        # How to get what came of it; None while that is not known.
-        self._answer: Callable[[], Outcome] | None = None
+        self._outcome: Future[Outcome] = Future()
         self._waiting = threading.Lock()
 
     @property
     def is_answered(self) -> bool:
-        return self._answer is not None
+        return self._outcome.done()
 
     def wait(self) -> None:
         # Whoever is interrupted must not give it up.
         with uninterrupted(), self._waiting:
-            if self._answer is not None:
+            if self._outcome.done():
                 return
             try:
                 with self._steps.taking_apart(self._step):
                     answer = self._wait()
             except Exception as error:
                 _LOG.warning("a push in flight failed, which is raised next: %s", error)
-                self._answer = partial(_raise, error)
+                self._outcome.set_exception(error)
             else:
-                self._answer = lambda: answer
+                self._outcome.set_result(answer)
 
     def answer(self) -> Outcome:
-        assert self._answer is not None, "it was waited for"
-        return self._answer()
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
+        assert self._outcome.done(), "it was waited for"
+        return self._outcome.result()
 
 
 class OwnCopies:

@@ -203,7 +203,15 @@ class StepTracker:
 
     def is_synchronous(self) -> bool:
         """Return whether an optimizer takes synchronous steps, or has taken any."""
-        return any(map(_is_synchronous, self._steps.values()))
+        # What is read comes after all synchronous steps, however long ago they were.
+        return any(
+            [
+                steps.present._closes_steps
+                or bool(steps.counted)
+                or (steps.permit is not None and bool(steps.permit.closed))
+                for steps in self._steps.values()
+            ]
+        )
 
     def permit(self, optimizer: str) -> StepPermit | None:
         """Return the permit for the next step, None if it is yet to be asked for."""
@@ -219,12 +227,12 @@ class StepTracker:
         So it is where the fast wait for the slow, where a step may be over without this worker, and
         where nothing is known yet.
         """
-        return self.worker is not None and any(map(self._leads, self._steps.values()))
-
-    def _leads(self, steps: _Steps) -> bool:
-        if steps.permit is None:
-            return True
-        return steps.permit.consistency._permits_first(self.num_workers)
+        return self.worker is not None and any(
+            [
+                steps.permit is None or steps.present._permits_first(self.num_workers)
+                for steps in self._steps.values()
+            ]
+        )
 
     def finish(self, optimizer: str, step: int) -> None:
         """Note that a step is finished."""
@@ -248,13 +256,6 @@ class StepTracker:
     def all_after(self) -> Iterator[StepMark]:
         """Return these steps of all optimizers."""
         return filter(None, map(self.after, self._steps))
-
-
-def _is_synchronous(steps: _Steps) -> bool:
-    permit = steps.permit
-    # What is read comes after all synchronous steps, however long ago they were.
-    closed = steps.counted or (permit is not None and permit.closed)
-    return bool(closed) or steps.present._closes_steps
 
 
 _LAST = (1 << 64) - 1

@@ -361,8 +361,8 @@ class RemoteStore:
                 step_tracker.granted(begins, grants)
             if not grants or step_tracker.leads():
                 inputs = step_tracker.take_inputs()
-                grants = self.ask_first(begin(begins, self.peer_seconds, inputs))
-                step_tracker.granted(begins, grants)
+                awaited = self.ask_first(begin(begins, self.peer_seconds, inputs))
+                step_tracker.granted(begins, awaited)
                 bring(groups)
         if self.ends.behind is not None:
             stepped = chain.from_iterable(self.ends.behind[0].values())

@@ -36,14 +36,6 @@ class Constant:
 
     value: float
 
-    def kind(self) -> dict[str, Any]:
-        """Return the field of an `Initializer` that says so."""
-        return {"constant": self.value}
-
-    def fill(self, tensor: torch.Tensor, generator: torch.Generator | None) -> None:
-        """Give the elements of a tensor such values."""
-        tensor.fill_(self.value)
-
 
 @dataclass(frozen=True)
 class Uniform:
@@ -52,14 +44,6 @@ class Uniform:
     low: float
     high: float
 
-    def kind(self) -> dict[str, Any]:
-        """Return the field of an `Initializer` that says so."""
-        return {"uniform": UniformRange(low=self.low, high=self.high)}
-
-    def fill(self, tensor: torch.Tensor, generator: torch.Generator | None) -> None:
-        """Give the elements of a tensor such values."""
-        tensor.uniform_(self.low, self.high, generator=generator)
-
 
 @dataclass(frozen=True)
 class Normal:
@@ -67,14 +51,6 @@ class Normal:
 
     mean: float
     std: float
-
-    def kind(self) -> dict[str, Any]:
-        """Return the field of an `Initializer` that says so."""
-        return {"normal": NormalShape(mean=self.mean, std=self.std)}
-
-    def fill(self, tensor: torch.Tensor, generator: torch.Generator | None) -> None:
-        """Give the elements of a tensor such values."""
-        tensor.normal_(self.mean, self.std, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -86,17 +62,36 @@ class TruncatedNormal:
     low: float
     high: float
 
-    def kind(self) -> dict[str, Any]:
-        """Return the field of an `Initializer` that says so."""
-        shape = TruncatedNormalShape(mean=self.mean, std=self.std, low=self.low, high=self.high)
-        return {"truncated_normal": shape}
-
-    def fill(self, tensor: torch.Tensor, generator: torch.Generator | None) -> None:
-        """Give the elements of a tensor such values."""
-        init.trunc_normal_(tensor, self.mean, self.std, self.low, self.high, generator)
-
 
 Distribution = Constant | Uniform | Normal | TruncatedNormal
+
+
+def _field(distribution: Distribution) -> dict[str, Any]:
+    """Return the field of an `Initializer` that says so."""
+    match distribution:
+        case Constant(value):
+            return {"constant": value}
+        case Uniform(low, high):
+            return {"uniform": UniformRange(low=low, high=high)}
+        case Normal(mean, std):
+            return {"normal": NormalShape(mean=mean, std=std)}
+        case TruncatedNormal(mean, std, low, high):
+            shape = TruncatedNormalShape(mean=mean, std=std, low=low, high=high)
+            return {"truncated_normal": shape}
+
+
+def _fill(
+    tensor: torch.Tensor, distribution: Distribution, generator: torch.Generator | None
+) -> None:
+    match distribution:
+        case Constant(value):
+            tensor.fill_(value)
+        case Uniform(low, high):
+            tensor.uniform_(low, high, generator=generator)
+        case Normal(mean, std):
+            tensor.normal_(mean, std, generator=generator)
+        case TruncatedNormal(mean, std, low, high):
+            init.trunc_normal_(tensor, mean, std, low, high, generator)
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,8 @@ class InitialRows:
         """Return what tells servers to make them, with torch's seed or the generator's."""
         seed = torch.initial_seed() if self.seed is None else self.seed
         assert self.distribution is not None
-        kind = self.distribution.kind()
-        return Initializer(seed=seed & _SEED_MASK, zero_row=self.zero_row, **kind)
+        field = _field(self.distribution)
+        return Initializer(seed=seed & _SEED_MASK, zero_row=self.zero_row, **field)
 
     def made_here(self, like: torch.Tensor) -> torch.Tensor:
         """Return such values, made in this process, with the shape and dtype of `like`."""
@@ -134,7 +129,7 @@ class InitialRows:
             seed = None if self.seed is None else self.seed & _SEED_MASK
             generator = None if seed is None else torch.Generator().manual_seed(seed)
             if self.distribution is not None:
-                self.distribution.fill(made, generator)
+                _fill(made, self.distribution, generator)
             if self.zero_row is not None:
                 made[self.zero_row] = 0
         return made

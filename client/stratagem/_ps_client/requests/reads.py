@@ -225,8 +225,8 @@ def fill(
     if taken is None:
         raise MalformedStreamError("a read was answered without a header")
     header, chunks = taken
-    of_push = isinstance(header, UpdateAndReadHeader)
-    values = cast("ReadHeader", header.values if of_push else header)
+    of_read = header.values if isinstance(header, UpdateAndReadHeader) else header
+    values = cast("ReadHeader", of_read)
     responses.reached = values.reached
     versions = list(values.versions)
     _require_one_each(readings, len(versions), "versions")
