@@ -140,7 +140,8 @@ class Pusher:
         Args:
             fresh: Those variables whose copies are all that it needs of them.
         """
-        self._values.drop(fresh)
+        if self._mode is not PullMode.NEVER:
+            self._values.drop(fresh)
 
     def apply(self, push: Push) -> None:
         """Have servers apply gradients.
