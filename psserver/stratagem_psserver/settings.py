@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from stratagem_proto.checkpoint.folder import CheckpointPolicy
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE

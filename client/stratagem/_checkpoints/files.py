@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from stratagem._checkpoints.restoring import metadata_of, read_with, with_origins
 from stratagem._core.names import Origin, form_of, origins_by_names
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, policy_of_environment
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import SlotName

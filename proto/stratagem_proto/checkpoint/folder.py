@@ -20,63 +20,12 @@ from stratagem_proto.checkpoint.entries import (
 )
 from stratagem_proto.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned
 from stratagem_proto.checkpoint.parts import read_plain
+from stratagem_proto.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_proto.errors import DataLossError, NotFoundError
-from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.stores import store_of
 from stratagem_proto.stores.places import AnyPlace, Place, absolute_place, place_of
 from stratagem_proto.stores.store import BASES, INDEX, Folder
 from stratagem_proto.wire.tensors import allocate, as_bytes
-
-
-@dataclass(frozen=True)
-class CheckpointPolicy:
-    """What a process demands of the checkpoints that it opens.
-
-    Attributes:
-        root: The folder that all of them are in, by paths without links behind it; None for any
-            folder.
-        key: The key that has to have signed them, and that new ones are signed with; "" if they
-            need no signature.
-    """
-
-    root: Place | None = None
-    key: str = field(default="", repr=False)
-
-    def folder(self, place: Place) -> Folder:
-        """Open a folder that may have checkpoints, without asking any network.
-
-        Raises:
-            OSError: There is none.
-            PermissionDeniedError: It is not below the root.
-            DataLossError: The path leads out of the root by a link.
-        """
-        if self.root is not None:
-            return store_of(self.root).folder_below(self.root, place)
-        return store_of(place).folder(place)
-
-    def found(self, place: Place) -> tuple[Folder, str]:
-        """Open a folder, or that of a file; it raises like `folder`.
-
-        Returns:
-            The folder, and the name of the file in it; "" if the place is that of the folder.
-        """
-        if self.root is not None:
-            return store_of(self.root).found_below(self.root, place)
-        return store_of(place).found(place)
-
-
-ANY = CheckpointPolicy()
-"""Demands nothing."""
-
-
-def policy_of_environment() -> CheckpointPolicy:
-    """Return what a program demands that is not a server: a signature, if it is given a key.
-
-    Raises:
-        InvalidArgumentError: The file with the key cannot be read, or is no such file.
-    """
-    return CheckpointPolicy(key=CHECKPOINT_KEY_FILE.from_environment())
-
 
 Read: TypeAlias = Callable[[int, memoryview], None]
 """Reads the bytes of a tensor from a position on into memory until that is full."""

@@ -17,7 +17,7 @@ from stratagem_proto.v1 import access_pb2
 from stratagem_proto.v1.access_pb2 import Action
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, RequestKey, Role, Task
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_proto.wire.frames import first_field
+from stratagem_proto.wire.fields import first_field
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stratagem_proto.checkpoint.folder import Checkpoint, CheckpointPolicy, open_checkpoint
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
 from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1 import checkpoint_pb2 as pb

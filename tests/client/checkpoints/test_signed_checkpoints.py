@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 import stratagem
 from stratagem import FailedPreconditionError, ParameterServerStrategy, PermissionDeniedError
-from stratagem_proto.checkpoint.folder import CheckpointPolicy, open_checkpoint
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from tests.client.clusters import running
 

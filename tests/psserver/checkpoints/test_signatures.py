@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from stratagem_deploy.checkpoints.writing import sign
-from stratagem_proto.checkpoint.folder import CheckpointPolicy, open_checkpoint
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import DataLossError, PermissionDeniedError
 from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer

@@ -35,7 +35,8 @@ from stratagem._ps_client.requests.checkpoints import (
     restore_staged,
     stage_variables,
 )
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, policy_of_environment
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.errors import (
     AbortedError,
