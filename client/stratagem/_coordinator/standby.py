@@ -13,7 +13,7 @@ from copy import deepcopy
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core.waiting import Wait
-from stratagem._parameter_server.task import ServerLookup, member_of
+from stratagem._parameter_server.hosting.task import ServerLookup, member_of
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.names import process_name
 from stratagem._ps_client.requests.coordination import await_vacancy, succeed

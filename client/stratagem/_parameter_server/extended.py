@@ -42,9 +42,9 @@ from stratagem._parameter_server.cluster import (
 from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
 from stratagem._parameter_server.hosting.creation import RemoteVariables, run_update
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.hosting.task import Settings
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.tables.lookahead import RowFetcher
-from stratagem._parameter_server.task import Settings
 from stratagem._parameter_server.variables.sharded_variable import ShardedCreation, ShardedVariable
 from stratagem._parameter_server.variables.shards import VariablePlacement
 from stratagem._parameter_server.variables.variable import RemoteVariable

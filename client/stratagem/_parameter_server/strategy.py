@@ -23,14 +23,14 @@ from stratagem._hosting.torch_patches import defer_compiler
 from stratagem._local.one_copy import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
-from stratagem._parameter_server.tables.tables import META_ABOVE
-from stratagem._parameter_server.task import (
+from stratagem._parameter_server.hosting.task import (
     Settings,
     member_of,
     replica_devices,
     servers_of,
     store_of,
 )
+from stratagem._parameter_server.tables.tables import META_ABOVE
 from stratagem._parameter_server.variables.shards import VariablePartitioner
 from stratagem._ps_client.moving import Servers
 from stratagem._ps_client.transport import Traffic

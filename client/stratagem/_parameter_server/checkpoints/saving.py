@@ -35,12 +35,12 @@ from stratagem_proto.checkpoint.entries import TensorFile, WriteOptions
 from stratagem_proto.checkpoint.folder import (
     LOCAL_PART,
     Checkpoint,
-    CheckpointPolicy,
     NewCheckpoint,
     open_checkpoint,
 )
 from stratagem_proto.checkpoint.index import Base, Index
 from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,

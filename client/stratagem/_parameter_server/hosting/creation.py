@@ -20,7 +20,7 @@ from stratagem._core.variables import Variable
 from stratagem._hosting.adoption import Adoption
 from stratagem._parameter_server.hosting.attachment import Attachment, EarlierRun, follow
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.task import Settings
+from stratagem._parameter_server.hosting.task import Settings
 from stratagem._parameter_server.variables.shards import (
     Demand,
     Partitioning,
