@@ -15,7 +15,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
 
 from stratagem_proto.checkpoint.folder import (
-    CheckpointPolicy,
     NewCheckpoint,
     open_checkpoint,
     part_name,
@@ -23,6 +22,7 @@ from stratagem_proto.checkpoint.folder import (
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content as Described
 from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import (
     AbortedError,
     DataLossError,
