@@ -38,7 +38,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate fuzz test-cluster test-long chaos-test compose-test netns-test ray-test \
+.PHONY: help demo test test-all simulate fuzz test-cluster test-long chaos-test compose-test netns-test ray-test \
 	frameworks-test stores-test optimizers-test trackers-test dashboard-test docs docs-test install-test check lint types collect public-types falsify answers coverage-table bench bench-quick peers dist sbom wheels images certs format protos clean
 
 help: ## List these targets.
@@ -48,21 +48,30 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
 # Threads that wait for a kernel would spin on cores that other processes need.
-test test-cluster test-long chaos-test: export OMP_WAIT_POLICY ?= PASSIVE
+test test-all test-cluster test-long chaos-test: export OMP_WAIT_POLICY ?= PASSIVE
+
+# Tests that no other target runs.
+HERE := not cluster and not long and not chaos and not compose and not dashboard and not install \
+	and not netns and not ray and not site
+BESIDE := --dist loadfile --no-loadscope-reorder
+
+test: $(INSTALLED) ## Run something of everything in minutes; before each commit.
+	$(BIN)/pytest --numprocesses $(TESTERS) $(BESIDE) -m "$(HERE) and not full"
+	$(BIN)/pytest --logged-servers --quiet -m "$(HERE) and not full" tests/psserver/exactly_once
 
 # With as many processes as cores, half of the time all of them wait for servers.
-test: $(INSTALLED) ## Run the tests, but for those of `test-cluster` and `test-long`.
-	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
-	    -m "not cluster and not long and not chaos and not compose and not dashboard and not install and not netns and not ray and not site"
-	$(BIN)/pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder --logged-servers --quiet \
+test-all: $(INSTALLED) ## Run the tests, but for `test-long` and those that need more; in CI.
+	$(BIN)/pytest --numprocesses $(TESTERS) $(BESIDE) -m "$(HERE)"
+	$(BIN)/pytest --numprocesses $(TESTERS) $(BESIDE) --logged-servers --quiet \
 	    -m "not cluster and not long" tests/psserver
+	@$(MAKE) --no-print-directory test-cluster
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or some time.
 # Half of the time these tests wait for processes.
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --timeout=400 -m "cluster and not long"
+	$(BIN)/pytest --numprocesses 4 $(BESIDE) --timeout=400 -m "cluster and not long"
 
 test-long: $(INSTALLED) ## Run the tests that train whole programs, or take minutes.
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --timeout=400 -m long
+	$(BIN)/pytest --numprocesses 4 $(BESIDE) --timeout=400 -m long
 
 simulate: $(INSTALLED) ## Simulate faults around servers; SEEDS says how many runs.
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

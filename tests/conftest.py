@@ -6,7 +6,6 @@ import gc
 import logging
 from collections.abc import Generator, Iterator
 
-import hypothesis
 import pytest
 
 from benchmarks.stores.server import s3_server
@@ -18,6 +17,7 @@ from stratagem_psserver.settings import ServerSettings
 
 pytest_plugins = (
     "tests.crashes",
+    "tests.full",
     "tests.longest_first",
     "tests.marked_files",
     "tests.spec.without_rows",
@@ -27,10 +27,6 @@ pytest_plugins = (
 )
 
 TOKEN = "the cluster's secret"
-
-# How long an example takes is up to the machine.
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -153,8 +153,16 @@ def words(path: Path) -> set[str]:
 
 
 def functions(path: Path) -> Iterator[Function]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    """Yield the functions of a file, if it is long enough for one that is too long."""
+    text = path.read_text(encoding="utf-8")
+    if text.count("\n") <= LONGEST_FUNCTION:
+        return
+    nodes: list[ast.AST] = [ast.parse(text)]
+    for node in nodes:
+        if isinstance(node, Function):
+            yield node
+        # Within expressions are no functions with a name.
+        nodes += (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
 
 
 def length(function: Function) -> int:

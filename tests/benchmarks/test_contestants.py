@@ -66,12 +66,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "contest",
     [
-        resnet.resnet(tensors=3),
         lookups.lookups(),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
-        scheduling.scheduling([2])[0],
-        capacity.capacity(["small", "rows"]),
-        *durability.durability()[:2],
+        durability.durability()[0],
+        *(
+            pytest.param(each, marks=pytest.mark.full("all contests are answered in one way"))
+            for each in (
+                resnet.resnet(tensors=3),
+                scheduling.scheduling([2])[0],
+                capacity.capacity(["small", "rows"]),
+                durability.durability()[1],
+            )
+        ),
         *(pytest.param(each, marks=pytest.mark.long) for each in durability.durability()[2:]),
         # These start processes of their own, or take long.
         pytest.param(transfer.transfer([4_000]), marks=pytest.mark.long),

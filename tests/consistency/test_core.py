@@ -20,11 +20,12 @@ from tests.consistency.faults import (
 )
 from tests.consistency.history import Answered
 from tests.consistency.simulation import GROUP, Scenario, Server, Simulation
+from tests.full import examples
 
 pytestmark = pytest.mark.first
 
-SCHEDULES = 350  # of each consistency
-CHECKED_READS = 100_000  # at least; likewise
+SCHEDULES = examples(350)  # of each consistency
+CHECKED_READS = 285 * SCHEDULES  # at least; likewise
 
 asynchronous = st.just(Async())
 bounded = st.builds(Bounded, st.integers(0, 3))
@@ -65,7 +66,7 @@ def test_no_schedule_violates_a_property(
     assert max(checked.values()) >= CHECKED_READS
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=True, database=None)
 @given(
     scenarios(asynchronous | bounded | synchronous),
     st.lists(asynchronous | bounded | synchronous, min_size=1, max_size=5),
@@ -76,7 +77,7 @@ def test_all_workers_change_with_the_same_step(
     assert not violations(Simulation(replace(scenario, steps=20, changes=changes)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(scenarios(asynchronous))
 def test_nobody_waits_in_asynchronous_steps(scenario: Scenario) -> None:
     simulation = Simulation(scenario)
@@ -84,7 +85,7 @@ def test_nobody_waits_in_asynchronous_steps(scenario: Scenario) -> None:
     assert simulation.held == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(scenarios(st.builds(Sync, st.integers(1, 2))))
 def test_what_is_dropped_is_counted(scenario: Scenario) -> None:
     simulation = Simulation(replace(scenario, crashes=0.0))
@@ -97,7 +98,7 @@ def test_what_is_dropped_is_counted(scenario: Scenario) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(scenarios(synchronous))
 def test_no_bytes_stay_reserved(scenario: Scenario) -> None:
     simulation = Simulation(replace(scenario, crashes=0.0))

@@ -286,8 +286,8 @@ STRIDE = 13
 OPERATIONS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 
-def power_cuts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """One disk for each moment at which the machine could stop, to the last."""
+def power_cuts(monkeypatch: pytest.MonkeyPatch, every: int) -> Iterator[Disk]:
+    """One disk for each moment, or for every few, at which the machine could stop."""
     left = 0
     while True:
         with monkeypatch.context() as patch:
@@ -299,15 +299,18 @@ def power_cuts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
             yield disk
         if disk.left:
             return
-        left += STRIDE
+        left += STRIDE * every
 
 
+@pytest.mark.parametrize(
+    "every", [7, pytest.param(1, marks=pytest.mark.full("every seventh moment finds most faults"))]
+)
 def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """At every few bytes that are written, and before each operation on the disk."""
     cuts, outcomes = 0, set()
-    for disk in power_cuts(monkeypatch):
+    for disk in power_cuts(monkeypatch, every):
         root = tmp_path / str(cuts)
         left, disk.left = disk.left, 1 << 40
         save(root, two_servers(1.0), keep=1)
@@ -323,7 +326,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
             disk.left = 0
         cuts += 1
     assert outcomes == {1.0, 2.0}
-    assert cuts > 300
+    assert cuts > 300 // every
 
 
 def _whole(root: Path) -> float:

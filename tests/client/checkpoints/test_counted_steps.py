@@ -22,6 +22,7 @@ from stratagem import (
 from stratagem.coordinator import ClusterCoordinator
 from tests.client.clusters import Cluster, running
 from tests.client.coordinator.coordination import coordinating
+from tests.full import examples
 
 
 class Counter:
@@ -66,7 +67,7 @@ def add(cluster: Cluster, stop: int, death: tuple[int, int] = (-1, -1)) -> list[
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_step_that_is_repeated_is_applied_once_on_all_servers(
     deaths: list[tuple[int, int]],
 ) -> None:

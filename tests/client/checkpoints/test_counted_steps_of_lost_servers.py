@@ -116,8 +116,24 @@ def test_a_step_is_applied_once_where_servers_are_lost_in_it_and_then_its_worker
     assert add(cluster, 7, before) == [14.0, 14.0]
 
 
-@pytest.mark.parametrize("kind", [of_logs, of_replicas])
-@pytest.mark.parametrize("consistency", ["async", "bounded", "sync", "in flight"])
+@pytest.mark.parametrize(
+    ("kind", "consistency"),
+    [
+        (of_logs, "async"),
+        (of_logs, "bounded"),
+        (of_logs, "sync"),
+        (of_logs, "in flight"),
+        (of_replicas, "sync"),
+        *(
+            pytest.param(
+                of_replicas,
+                consistency,
+                marks=pytest.mark.full("servers with a log take each way to step"),
+            )
+            for consistency in ("async", "bounded", "in flight")
+        ),
+    ],
+)
 def test_an_optimizers_step_is_taken_once_where_servers_are_lost_and_then_its_worker(
     tmp_path: Path, stack: ExitStack, kind: Kind, consistency: str
 ) -> None:

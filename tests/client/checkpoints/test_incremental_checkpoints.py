@@ -70,6 +70,7 @@ def nbytes(checkpoint: Checkpoint) -> int:
     return sum(file.nbytes for file in checkpoint.index.files.values())
 
 
+@pytest.mark.full("restored on other servers, a shorter chain is compared as well")
 def test_it_is_byte_for_byte_what_a_whole_one_is(tmp_path: Path) -> None:
     """With rows that are evicted, admitted and changed in between; over a whole chain."""
     with running(2) as cluster, cluster.strategy() as strategy:

@@ -30,6 +30,7 @@ from tests.client.networks import loss_of, network, training_step
 from tests.conftest import TOKEN
 from tests.waiting import eventually
 
+FULL = pytest.mark.full("each kind of table and of rows stands in another case")
 SNAPSHOTS = 10
 WORKERS = 2
 
@@ -143,8 +144,15 @@ def test_a_snapshot_lacks_what_is_created_later(cluster: Cluster) -> None:
                 Variable(2.0, name="late")
 
 
-@pytest.mark.parametrize("row_dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "row_dtype"),
+    [
+        (False, None),
+        (True, torch.bfloat16),
+        pytest.param(False, torch.bfloat16, marks=FULL),
+        pytest.param(True, None, marks=FULL),
+    ],
+)
 def test_tables_are_read_as_they_were(
     cluster: Cluster, dynamic: bool, row_dtype: torch.dtype | None
 ) -> None:

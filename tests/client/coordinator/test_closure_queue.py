@@ -17,6 +17,7 @@ from stratagem._coordinator.closure_queue import (
     Run,
 )
 from tests.client.coordinator.queue_schedule import QueueSchedule
+from tests.full import examples
 
 
 def queue_with(
@@ -28,7 +29,7 @@ def queue_with(
     return queue
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32 - 1))
 def test_in_any_order_of_events_each_closure_ends_once(seed: int) -> None:
     schedule = QueueSchedule(seed)

@@ -40,6 +40,7 @@ from stratagem_proto.v1.session_pb2 import ROLE_WORKER, Task
 from stratagem_psserver.consistency.barriers import InputOrders
 from stratagem_psserver.exactly_once.sessions import Session
 from tests.client.batches import Numbers, Streamed, batches
+from tests.full import examples
 
 
 class ReportingExtended(StrategyExtended):
@@ -197,7 +198,7 @@ KINDS: dict[str, Callable[[int, int, int], Any]] = {
 ONCE = {"one shot", "shorter", "one-shot sampler"}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_each_row_is_read_once_or_the_workers_are_told(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(KINDS)))

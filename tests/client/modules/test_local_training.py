@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,12 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 @pytest.fixture
 def mirrored() -> Strategy:
     return MirroredStrategy(PAIR)
+
+
+FULL = pytest.mark.full("each optimizer and each strategy stands in another case")
+DENSE = [name for name in OPTIMIZERS if name != "SparseAdam"]
+# Each optimizer with one strategy, which changes from one to the next.
+TURNS = {(list(STRATEGIES)[i % len(STRATEGIES)], name) for i, name in enumerate(DENSE)}
 
 
 def built(strategy: Strategy) -> Any:
@@ -99,7 +106,14 @@ def assert_equal_copies(strategy: Strategy) -> None:
 
 
 # SparseAdam is for sparse gradients alone.
-@pytest.mark.parametrize("name", [one for one in OPTIMIZERS if one != "SparseAdam"])
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        pytest.param(*case, marks=() if case in TURNS else FULL)
+        for case in itertools.product(STRATEGIES, DENSE)
+    ],
+    indirect=["strategy"],
+)
 def test_every_optimizer_takes_the_steps_of_torch(strategy: Strategy, name: str) -> None:
     cls: Any = OPTIMIZERS[name].cls
     plain, theirs = train_plainly(cls)

@@ -29,6 +29,7 @@ from tests.client.parameter_server.loops import (
     noise,
     plain,
 )
+from tests.full import by_pairs
 
 
 @pytest.fixture
@@ -37,9 +38,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("in_run", [True, False])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@by_pairs("name,loop,in_run", list(OPTIMIZERS), LOOPS, [True, False])
 def test_a_loop_ends_with_the_bytes_of_plain_torch(
     cluster: Cluster, name: str, loop: Loop, in_run: bool
 ) -> None:
@@ -57,9 +56,7 @@ _SETTINGS: Sequence[dict[str, Any]] = (
 )
 
 
-@pytest.mark.parametrize("in_run", [True, False])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("settings", _SETTINGS)
+@by_pairs("settings,loop,in_run", _SETTINGS, LOOPS, [True, False])
 def test_a_loop_is_that_of_plain_torch_whatever_holds_workers_together(
     cluster: Cluster, settings: dict[str, Any], loop: Loop, in_run: bool
 ) -> None:

@@ -30,9 +30,13 @@ ELEMENTWISE = (
     own.DecayedSGD,
 )
 OF_WHOLE_VARIABLES = (own.Trust, own.muon)
-MAKES: tuple[tuple[Any, int], ...] = (
+MAKES: tuple[Any, ...] = (
     *((make, 0) for make in (*ELEMENTWISE, *OF_WHOLE_VARIABLES)),
-    *((make, 2) for make in ELEMENTWISE),
+    *((make, 2) for make in (own.CountingAdam, own.ClippedAdamW)),
+    *(
+        pytest.param(make, 2, marks=pytest.mark.full("two others are divided in the same way"))
+        for make in (own.Lion, own.ReplacedState, own.WritesGradient, own.DecayedSGD)
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem_proto.errors import StratagemError
 from tests.client.clusters import running
 from tests.client.parameter_server.towers import VALUES, Tower, evaluating, made
+from tests.full import examples
 
 Build = Callable[[Strategy, Sequence[str], bool], dict[str, Tower]]
 
@@ -95,7 +96,7 @@ def telling(first: Sequence[str], second: Sequence[str]) -> bool:
     return set(second) <= set(first) or (len(first) > 1 and len(second) > 1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(builds, orders, builds, orders)
 def test_an_evaluator_has_the_right_values_or_is_refused_or_somebody_is_warned(
     first: Build, order: Sequence[str], second: Build, other: Sequence[str]
@@ -115,7 +116,7 @@ def test_an_evaluator_has_the_right_values_or_is_refused_or_somebody_is_warned(
         true_or_told(order, programs)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(builds, orders, builds, orders, st.booleans(), st.booleans())
 def test_a_checkpoint_has_the_right_values_or_is_refused_or_somebody_is_warned(  # noqa: PLR0913
     tmp_path_factory: pytest.TempPathFactory,

@@ -41,11 +41,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ASGD": {"t0": 3.0},
     "RowWiseAdagrad": {"weight_decay": 0.1, "maximize": True},
 }
+FOREACH = pytest.mark.full("each optimizer is tried with two other settings")
 CASES = [
     *((name, {}) for name in OPTIMIZERS),
     *SETTINGS.items(),
     *(
-        (name, {"foreach": True})
+        pytest.param(name, {"foreach": True}, marks=FOREACH)
         for name, rule in OPTIMIZERS.items()
         if "foreach" in inspect.signature(rule.cls).parameters
     ),

@@ -22,6 +22,7 @@ from stratagem import (
 from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import Cluster, running
+from tests.full import by_values
 from tests.nests import same_bytes
 
 STEPS = 12
@@ -80,8 +81,7 @@ DENSE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync"])
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@by_values("shards,consistency", [2, 1, 3], ["async", "sync"])
 def test_dense_training_equals_plain_torch_byte_for_byte(shards: int, consistency: str) -> None:
     with (
         running(num_servers=2) as cluster,

@@ -28,6 +28,7 @@ from tests.client.parameter_server.initial_writes import (
     embedding,
     rows_on_servers,
 )
+from tests.full import examples
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ OTHERS = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(drawn=st.lists(st.one_of(fills(), st.sampled_from(OTHERS)), min_size=1, max_size=4))
 def test_a_sequence_ends_as_in_torch_or_is_refused(
     strategy: ParameterServerStrategy, drawn: list[Drawn]

@@ -94,7 +94,12 @@ def summed(strategy: ParameterServerStrategy, moving: Moving) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "consistency", ["async", pytest.param("bounded", marks=pytest.mark.long), "sync"]
+    "consistency",
+    [
+        pytest.param("async", marks=pytest.mark.full("steps of several workers are counted, too")),
+        pytest.param("bounded", marks=pytest.mark.long),
+        "sync",
+    ],
 )
 def test_each_step_counts_once_while_tasks_move(servers: MovableServers, consistency: str) -> None:
     cluster = Cluster(servers.addresses, WORKERS)
@@ -145,7 +150,16 @@ def learned(
         return [keys, *(part.detach().clone() for part in parts)]
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, stratagem.optim.RowWiseAdagrad])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.Adam,
+        pytest.param(
+            stratagem.optim.RowWiseAdagrad,
+            marks=pytest.mark.full("state of a row moves as state of an element does"),
+        ),
+    ],
+)
 def test_a_moved_task_learns_the_same_bytes(
     kind: type[torch.optim.Optimizer], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from stratagem._shipping.kinds import Parcel
 from tests.client.shipping.coordination import Coordination, Scaled, coordinating
 from tests.client.small_model import seeded_model
+from tests.full import examples
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(changes=CHANGES, loaded_late=st.booleans())
 def test_closures_get_modules_as_they_were_when_they_were_dumped(
     coordination: Coordination,

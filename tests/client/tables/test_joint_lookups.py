@@ -19,6 +19,7 @@ from stratagem import (
     RowIndexError,
 )
 from tests.client.clusters import running
+from tests.full import examples
 
 SIZES = (3, 40_000, 12, 40_000)
 
@@ -66,7 +67,7 @@ def all_ids(numbers: Sequence[int]) -> list[torch.Tensor]:
 
 
 @given(steps=st.lists(st.lists(st.integers(0, 39_999), min_size=1, max_size=9), max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @pytest.mark.parametrize("prefetched", [True, False])
 def test_training_gives_the_rows_that_torch_gives(
     strategy: ParameterServerStrategy, prefetched: bool, steps: list[list[int]]

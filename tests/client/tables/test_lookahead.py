@@ -20,6 +20,7 @@ from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transport import Style
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
 from tests.client.clusters import Cluster, running
+from tests.full import by_values
 
 ROWS, DIM = 20_000, 4
 
@@ -96,11 +97,11 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "limits",
+@by_values(
+    "limits,settings",
     [{}, {"admit_after": 3}, {"max_idle": 2}, {"max_bytes": 8000}, {"max_idle_seconds": 60}],
+    SETTINGS,
 )
-@pytest.mark.parametrize("settings", SETTINGS)
 def test_a_lone_worker_trains_the_same_bytes_with_it_and_without(
     settings: dict[str, Any], limits: dict[str, int]
 ) -> None:

@@ -22,6 +22,7 @@ from stratagem import (
 )
 from stratagem._parameter_server.extended import ParameterServerExtended
 from tests.client.clusters import Cluster, running
+from tests.full import by_pairs
 
 ROWS = 23
 
@@ -96,9 +97,9 @@ def batches(steps: int) -> Iterator[torch.Tensor]:
         yield torch.randint(0, ROWS, (6, 2), generator=generator)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("kind", [nn.Embedding, stratagem.nn.Embedding])
+@by_pairs(
+    "shards,name,kind", [1, 2, 3, 7], list(OPTIMIZERS), [nn.Embedding, stratagem.nn.Embedding]
+)
 def test_rows_are_trained_as_torch_trains_them_in_any_number_of_shards(
     cluster: Cluster, kind: type[nn.Embedding], name: str, shards: int
 ) -> None:

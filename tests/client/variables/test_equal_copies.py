@@ -25,6 +25,7 @@ from stratagem import (
 )
 from tests.client.clusters import running
 from tests.client.variables.drawn_writes import Write, counted, made
+from tests.full import examples
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
@@ -58,13 +59,13 @@ def stays_equal(strategy: Strategy, draw: random.Random, on_read: bool = True) -
 
 @pytest.mark.spec("VWR-24")
 @pytest.mark.parametrize("name", STRATEGIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(draw=st.randoms(use_true_random=False))
 def test_copies_stay_equal_or_the_write_is_refused(name: str, draw: random.Random) -> None:
     stays_equal(STRATEGIES[name](), draw)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(draw=st.randoms(use_true_random=False))
 def test_a_server_takes_the_write_or_refuses_it(
     servers: ParameterServerStrategy, draw: random.Random

@@ -26,6 +26,7 @@ from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.stores.places import AnyPlace
 from tests.checkpoints import load_from, model
+from tests.full import examples
 
 NAME = part_name(0)
 
@@ -50,7 +51,7 @@ def differing(before: torch.Tensor, after: torch.Tensor) -> list[int]:
     return [*differs, *range(same, len(after))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_bytes_of_it_are_those_of_the_whole(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -18,6 +18,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_psserver import data_ledgers
 from stratagem_psserver.data_ledgers import DataLedgers, Function
+from tests.full import examples
 
 NAME, NUM_BATCHES, SEED = "ratings", 5, 7
 FIRST, SECOND = b"first", b"second"
@@ -141,7 +142,7 @@ class LostAndFound(RuleBasedStateMachine):
         return len(self.done) == NUM_BATCHES
 
 
-LostAndFound.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
+LostAndFound.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
 test_each_batch_is_handed_out_once_whatever_is_lost = LostAndFound.TestCase
 
 

@@ -72,7 +72,9 @@ def known(server: ParameterServer) -> dict[str, Any]:
     return {name: facts[name] for name in ("closures", "data", "optimizers")}
 
 
-@pytest.mark.parametrize("make", [end, add])
+@pytest.mark.parametrize(
+    "make", [pytest.param(end, marks=pytest.mark.full("to add makes coordinators, too")), add]
+)
 def test_who_makes_coordinators_without_end_leaves_places_and_changes_nothing(
     server: ParameterServer, make: Callable[[RawClient, int], None]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.psserver.moves.servers import MovableServers, client_at, movable
+from tests.psserver.persistence.servers import DURABILITIES
 
 pytestmark = pytest.mark.unlogged
 
@@ -18,7 +19,7 @@ def address_of(cluster: MovableServers, task: int, asked: int) -> str:
     return cluster.located(asked, task)[task].primary.address
 
 
-@pytest.mark.parametrize("durability", ["none", "log"])
+@pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_server_that_is_stopped_gives_its_task_away(tmp_path: Path, durability: str) -> None:
     with movable(tmp_path, durability=durability) as cluster:
         with client_at(cluster.servers[0].address) as client:

@@ -16,13 +16,12 @@ from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.persistence.images import Throttle
 from stratagem_psserver.replication import standby
 from tests.psserver.moves.servers import MovableServers, client_at, movable
+from tests.psserver.persistence.servers import DURABILITIES
 from tests.psserver.replication.held_images import HeldImages, held_images
 from tests.psserver.wire import LARGE, RawClient, sgd
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
-
-DURABILITIES = ["none", "log"]
 
 
 @contextmanager

@@ -23,14 +23,13 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse
 from tests.psserver.moves.servers import client_at, held_back, movable
+from tests.psserver.persistence.servers import DURABILITIES
 from tests.psserver.replication.arbiters.lease_server import Lease, LeaseServer
 from tests.psserver.replication.pairs import report_of
 from tests.psserver.wire import LARGE, encoded, optimizer_program, sgd, update_header
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
-
-DURABILITIES = ["none", "log"]
 
 
 def adam() -> OptimizerProgram:
@@ -102,6 +101,7 @@ def test_a_task_takes_the_time_that_its_pace_allows(tmp_path: Path) -> None:
             assert again.everything() == before
 
 
+@pytest.mark.full("a pace and its waiting updates are tested apart, with less")
 def test_a_pace_yields_to_updates_that_would_wait_for_room(tmp_path: Path) -> None:
     with movable(tmp_path) as cluster, client_at(cluster.servers[0].address) as client:
         client.create(w=torch.zeros(2 << 20))

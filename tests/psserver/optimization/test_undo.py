@@ -150,6 +150,7 @@ def test_a_step_without_memory_is_told_from_one_that_cannot_be_taken(text: str) 
         raise RuntimeError(text)
 
 
+@pytest.mark.full("the tests above raise what a system without memory raises")
 @pytest.mark.parametrize("repeats", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_step_without_memory_changes_nothing(repeats: bool) -> None:
     assert in_a_child(_steps_without_memory, repeats) == "unchanged"

@@ -9,10 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stratagem_proto.log import LogReader
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.wire import RawClient
+
+# Of servers that have another copy elsewhere.
+DURABILITIES = [
+    pytest.param("none", marks=pytest.mark.full("servers that keep a log do the same, and more")),
+    "log",
+]
 
 
 def logged(folder: Path, **others: Any) -> ParameterServer:

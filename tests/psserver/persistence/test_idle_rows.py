@@ -11,7 +11,7 @@ import torch
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST, TableSpec
 from stratagem_psserver.server import ParameterServer
-from tests.psserver.persistence.servers import client_of, killed, logged
+from tests.psserver.persistence.servers import DURABILITIES, client_of, killed, logged
 from tests.psserver.replication.pairs import pair, report_of, state_of_backup, state_of_primary
 from tests.psserver.replication.test_verification import compared
 from tests.psserver.tables.specs import dynamic, table_of, table_spec
@@ -75,7 +75,7 @@ def test_rows_go_while_nobody_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.unlogged
-@pytest.mark.parametrize("durability", ["none", "log"])
+@pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_backup_has_lost_the_same_rows(tmp_path: Path, durability: str) -> None:
     with pair(tmp_path, durability=durability, failover_seconds=15.0, **SETTINGS) as both:
         primary, backup = both.await_backup()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stratagem_psserver.server import ParameterServer
+from tests.psserver.persistence.servers import DURABILITIES
 from tests.psserver.replication.pairs import (
     Pair,
     await_primary,
@@ -44,7 +45,7 @@ def prepared(both: Pair) -> tuple[ParameterServer, ParameterServer]:
     return both.await_backup()
 
 
-@pytest.mark.parametrize("durability", ["none", "log"])
+@pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_backup_has_what_a_step_lacks_that_was_open_when_it_came(
     tmp_path: Path, durability: str
 ) -> None:

@@ -19,7 +19,7 @@ from stratagem_psserver.replication.calls import GrpcPeers
 from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.replication.replica import introduction_of
 from stratagem_psserver.server import ParameterServer
-from tests.psserver.persistence.servers import client_of
+from tests.psserver.persistence.servers import DURABILITIES, client_of
 from tests.psserver.replication.pairs import (
     pair,
     report_of,
@@ -32,8 +32,6 @@ from tests.relays import Relay
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
-
-DURABILITIES = ["none", "log"]
 
 
 def adam() -> Any:

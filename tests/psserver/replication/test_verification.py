@@ -26,7 +26,7 @@ from stratagem_psserver.replication.standby import Standby
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.state import ServerState
-from tests.psserver.persistence.servers import client_of
+from tests.psserver.persistence.servers import DURABILITIES, client_of
 from tests.psserver.replication.pairs import (
     Pair,
     await_primary,
@@ -80,7 +80,7 @@ def grown(both: Pair) -> tuple[ParameterServer, ParameterServer]:
     return primary, backup
 
 
-@pytest.mark.parametrize("durability", ["none", "log"])
+@pytest.mark.parametrize("durability", DURABILITIES)
 def test_equal_replicas_have_equal_digests(tmp_path: Path, durability: str) -> None:
     with pair(tmp_path, durability=durability, **_PATIENT) as both:
         primary, backup = grown(both)

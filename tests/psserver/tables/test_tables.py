@@ -24,6 +24,7 @@ from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
+from tests.full import examples
 from tests.psserver.tables.specs import (
     NORMAL,
     ZEROS,
@@ -62,7 +63,7 @@ def test_rows_that_nobody_wrote_have_their_initial_value_and_are_not_stored() ->
     assert table_of(users).nbytes < 10_000
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.lists(st.integers(0, 30), unique=True), max_size=8))
 def test_a_table_reads_as_the_variable_would(writes: list[list[int]]) -> None:
     spec = table_spec("users", (31, 3))
@@ -76,7 +77,7 @@ def test_a_table_reads_as_the_variable_would(writes: list[list[int]]) -> None:
     assert set(table_of(users).stored()[0].tolist()) == written
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.lists(KEYS, unique=True), max_size=8))
 def test_a_dynamic_table_has_a_row_for_each_key_that_was_written(
     writes: list[list[int]],
@@ -90,7 +91,7 @@ def test_a_dynamic_table_has_a_row_for_each_key_that_was_written(
     assert len(table_of(users)) == len(expected)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.lists(KEYS, unique=True, max_size=5), max_size=20),
     st.integers(5, 9),
@@ -140,7 +141,7 @@ def test_rows_untouched_for_so_many_writes_go(age: int) -> None:
     assert table_of(users).statistics().evicted_rows == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.integers(4_000, 20_000),
     st.lists(st.lists(st.integers(0, 500), unique=True, max_size=8), max_size=30),

@@ -23,6 +23,7 @@ from stratagem import (
 )
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import Coordination
+from tests.full import examples
 
 VALUE = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 COPIES = ["mirrored", "on read"]
@@ -237,7 +238,7 @@ def places() -> Iterator[list[Callable[[torch.Tensor], Variable]]]:
         yield [Variable, remote]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_elements_are_written_as_one_after_the_other(
     places: list[Callable[[torch.Tensor], Variable]], data: st.DataObject

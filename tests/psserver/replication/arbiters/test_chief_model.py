@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stratagem._ps_client.arbitration import ViewRegister
 from stratagem_proto.v1.arbitration_pb2 import Question, Report
 from stratagem_proto.v1.replication_pb2 import Replica
+from tests.full import examples
 from tests.psserver.replication.arbiters.chief_model import ADDRESSES, World
 
 # How often something happens, in the middle of several orders.
@@ -57,13 +58,13 @@ def happen(world: World, event: str, which: int, index: int) -> None:
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(seeds)
 def test_no_two_lead_and_nothing_acknowledged_is_lost(seed: int) -> None:
     wander(seed, 300)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seeds)
 def test_a_task_that_is_started_again_is_served(seed: int) -> None:
     world = wander(seed, 100)

@@ -38,6 +38,7 @@ def place(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "arbiter")
 
 
+@pytest.mark.full("cluster tests have servers that compete for a file")
 def test_of_several_processes_exactly_one_writes_each_epoch(tmp_path: Path) -> None:
     folder = tmp_path / "arbiter"
     program = [sys.executable, "-m", "tests.psserver.replication.arbiters.rivals"]
