@@ -51,7 +51,7 @@ def examples(count: int) -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: Sequence[pytest.Item]
-) -> Generator[None]:
+) -> Generator[None, None, None]:
     """Note the files of the tests that are run.
 
     Raises:

@@ -17,8 +17,11 @@ TESTS = Path(__file__).parent
 # What other targets of the Makefile run; a file as a whole is marked so.
 TARGETS = "chaos|cluster|compose|dashboard|full|install|long|netns|ray|site"
 
-# Files all of whose tests are marked one by one, or by others.
-ELSEWHERE: dict[str, str] = {}
+# Files whose only tests are of another target.
+ELSEWHERE = {
+    "examples/test_coordinator.py": "a whole program trains for minutes",
+    "examples/test_torchrun.py": "a whole program trains for minutes",
+}
 
 
 @pytest.fixture
@@ -41,9 +44,11 @@ def test_each_row_of_the_specification_is_shown_in_make_test(config: pytest.Conf
 
 
 def runs_elsewhere(path: Path) -> bool:
-    """Whether a file as a whole belongs to another target."""
+    """Whether a file as a whole belongs to another target, or needs a package that is not here."""
     mark = rf"^pytestmark = (?s:.{{0,200}}?)\bpytest\.mark\.({TARGETS})\b"
-    return re.search(mark, path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    package = r"^(\w+ = )?pytest\.importorskip\("
+    source = path.read_text(encoding="utf-8")
+    return re.search(f"{mark}|{package}", source, re.MULTILINE) is not None
 
 
 @pytest.mark.parametrize("reason", ["", "slow"])
