@@ -44,7 +44,8 @@ def leaves_out(config: pytest.Config) -> bool:
 
 def examples(count: int) -> int:
     """Return how many of the examples that a property needs in `make test-all` to try now."""
-    is_full = hypothesis.settings.default.max_examples > _FEW
+    profile = hypothesis.settings.default
+    is_full = profile is not None and profile.max_examples > _FEW
     return count if is_full else min(count, max(_FEW, count // 6))
 
 

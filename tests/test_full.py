@@ -34,8 +34,8 @@ def config(pytestconfig: pytest.Config) -> pytest.Config:
 
 
 def test_each_file_has_a_test_in_make_test_or_says_who_runs_it(config: pytest.Config) -> None:
-    files = set(TESTS.rglob("test_*.py"))
-    silent = {path for path in files - config.stash[KEPT] if not runs_elsewhere(path)}
+    files, kept = set(TESTS.rglob("test_*.py")), config.stash[KEPT]
+    silent = {path for path in files - kept if not runs_elsewhere(path)}
     assert {path.relative_to(TESTS).as_posix() for path in silent} == ELSEWHERE.keys()
 
 
