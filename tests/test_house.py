@@ -37,7 +37,7 @@ SOURCES = [
 
 LONGEST_FUNCTION = 50  # lines, without its docstring
 LONGEST_FILE = 600  # lines
-LONGEST_PICTURE = 1200  # words of docs/architecture.md
+LONGEST_PICTURE = 1350  # words of docs/architecture.md, 250 of them the table of what parts cost
 
 # A name says what a file is about; these say that nobody knew.
 SAYS_NOTHING = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
