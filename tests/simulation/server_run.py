@@ -6,12 +6,13 @@ Several runs may be alive at once, also of one task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
@@ -56,7 +57,7 @@ def beside(world: World, work: Callable[[], None], give_up: Callable[[], object]
     world.loop.call_later(world.chance.random() * longest, act)
 
 
-class ServedCall:
+class ServedCall(ServerCall):
     """A call under way, as its handler sees it: like one over a socket."""
 
     def __init__(self, segment: Segment | None) -> None:
@@ -71,7 +72,7 @@ class ServedCall:
         self,
         code: grpc.StatusCode,
         details: str = "",
-        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+        trailing_metadata: tuple[tuple[str, str | bytes], ...] = (),
     ) -> NoReturn:
         """End the call with a status."""
         detail = detail_of(trailing_metadata)
@@ -212,17 +213,24 @@ async def answered(
     handler: Any = find_handler(services, path.encode())
     call = ServedCall(segment)
     if handler.response_streaming:
-        requests = _stream(messages) if handler.request_streaming else messages[0]
+        requests = _Stream(messages) if handler.request_streaming else messages[0]
         method = handler.stream_stream or handler.unary_stream
         async for response in method(requests, call):
             call.answer.append(response)
     elif handler.request_streaming:
-        call.answer.append(await handler.stream_unary(_stream(messages), call))
+        call.answer.append(await handler.stream_unary(_Stream(messages), call))
     else:
         call.answer.append(await handler.unary_unary(messages[0], call))
     return call.answer
 
 
-async def _stream(messages: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
+class _Stream(CallMessages):
+    """Messages that are all there."""
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        self._messages = iter(messages)
+
+    async def __anext__(self) -> bytes:
+        for message in self._messages:
+            return message
+        raise StopAsyncIteration
