@@ -65,10 +65,10 @@ def pytest_collection_modifyitems(
                     f"{item.nodeid} is marked full and does not say why the rest is enough; "
                     'write pytest.mark.full("the reason")'
                 )
-    shown = _rows(items)
+    others = [item for item in items if item.get_closest_marker("full") is None]
+    config.stash[LOST] = _rows(items) - _rows(others)
     yield
     config.stash[KEPT] = {item.path for item in items}
-    config.stash[LOST] = shown - _rows(items)
 
 
 def _rows(items: Sequence[pytest.Item]) -> set[str]:
