@@ -30,7 +30,7 @@ def tasks(pid: int) -> set[int]:
 
 def fork_servers(pid: int) -> set[int]:
     """Those of the descendants that fork others."""
-    return {each for each in descendants(pid) if "processes.forking" in command(each)}
+    return {each for each in descendants(pid) if "processes.forker" in command(each)}
 
 
 def command(pid: int) -> str:
