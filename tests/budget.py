@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import io
-import subprocess
 import sys
 import threading
 import tokenize
@@ -54,12 +53,10 @@ def figures() -> Mapping[str, int]:
 
 
 def _files() -> Iterator[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--", *PRODUCT], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    for name in listed.stdout.splitlines():
-        if (path := ROOT / name).suffix in (".py", ".pyi") and path.exists():
-            yield path
+    for folder in PRODUCT:
+        for path in (ROOT / folder).rglob("*.py*"):
+            if path.suffix in (".py", ".pyi"):
+                yield path
 
 
 def lines_of_code(path: Path) -> int:
