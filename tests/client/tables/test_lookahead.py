@@ -280,6 +280,12 @@ def test_the_error_of_a_loader_comes_with_its_batch(
     assert given == list(range(failing))
 
 
+def test_a_batch_may_look_nothing_up(training: Training) -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    data = [torch.tensor([1]), none, torch.tensor([2]), none]
+    assert [training.train(ids) for ids in training.ahead(data)][1::2] == [0.0, 0.0]
+
+
 def test_data_may_be_empty_or_endless(training: Training) -> None:
     assert [*training.ahead([])] == []
     endless = map(torch.tensor, ([number] for number in itertools.count()))

@@ -221,7 +221,13 @@ class JointLookup:
         """
         parts, rows, into = self._asked(self._tables)
         asked = self._tables[0].store.asked_rows(parts, rows, self.training)
-        return asked.readings, lambda: torch._foreach_copy_(into, [*asked.found])
+
+        def came() -> None:
+            # torch refuses to copy nothing.
+            if into:
+                torch._foreach_copy_(into, [*asked.found])
+
+        return asked.readings, came
 
     def kept(self) -> Sequence[Lookup]:
         """Have a run keep rows that were pulled before it, and return the lookups.
