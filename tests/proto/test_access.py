@@ -28,6 +28,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_COORDINATOR,
     ROLE_EVALUATOR,
     ROLE_OBSERVER,
+    ROLE_READER,
     ROLE_UNSPECIFIED,
     ROLE_WORKER,
     OpenSessionRequest,
@@ -50,6 +51,7 @@ WRITES = {
     "EndClosures",
     "FinishStep",
     "OpenPass",
+    "Publish",
     "RestoreVariables",
     "SetConsistency",
     "SetDraining",
@@ -131,10 +133,11 @@ def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:
     assert making == ["rpc_boundary.py"]
 
 
-def test_evaluators_write_nothing_and_observers_see_the_status_alone() -> None:
+def test_evaluators_and_readers_write_nothing_and_observers_see_the_status_alone() -> None:
     assert ACCESS.keys() >= WRITES
     assert not may_call(ROLE_EVALUATOR) & WRITES
     assert may_call(ROLE_OBSERVER) == {"GetStatus"}
+    assert may_call(ROLE_READER) == {"GetStatus", "ListVersions", "ReadVersion"}
     assert ACCESS["Work"].roles == {ROLE_COORDINATOR}
     assert ACCESS["Copy"].roles == {ROLE_WORKER}
 

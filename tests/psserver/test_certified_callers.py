@@ -29,6 +29,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_EVALUATOR,
     ROLE_OBSERVER,
     ROLE_OPERATOR,
+    ROLE_READER,
     ROLE_SERVER,
     ROLE_WORKER,
     FilteredTask,
@@ -75,6 +76,7 @@ TASKS = {
     "worker:0=operator": {ROLE_OPERATOR, ROLE_OBSERVER},
     "worker:0=observer": {ROLE_OBSERVER},
     "worker:0=server": {ROLE_SERVER, ROLE_OBSERVER},
+    "worker:0=reader": {ROLE_READER, ROLE_OBSERVER},
 }
 
 

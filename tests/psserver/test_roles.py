@@ -45,7 +45,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
 
-ELSEWHERE = {"WorkerService"}
+ELSEWHERE = {"WorkerService", "PublicationService"}
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 Servers = Mapping[str, ParameterServer]

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from stratagem_proto.errors import InvalidArgumentError
 
-ROLES = ("chief", "worker", "evaluator", "coordinator", "operator", "observer", "server")
+ROLES = ("chief", "worker", "evaluator", "coordinator", "operator", "observer", "server", "reader")
 """What a process may be to its cluster."""
 
 # The trust domain of SPIFFE, which is a part of DNS names, too.

@@ -20,6 +20,7 @@ from stratagem_proto.v1.session_pb2 import (
     ROLE_EVALUATOR,
     ROLE_OBSERVER,
     ROLE_OPERATOR,
+    ROLE_READER,
     ROLE_SERVER,
     ROLE_WORKER,
     OpenSessionRequest,
@@ -128,6 +129,8 @@ _ROLES: Mapping[str, frozenset[Role]] = {
     "operator": frozenset({ROLE_OPERATOR, ROLE_OBSERVER}),
     "server": frozenset({ROLE_SERVER, ROLE_OBSERVER}),
     "observer": frozenset({ROLE_OBSERVER}),
+    # Nobody else, since a policy may say less of a reader than of them.
+    "reader": frozenset({ROLE_READER, ROLE_OBSERVER}),
 }
 
 

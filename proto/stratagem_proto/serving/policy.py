@@ -14,10 +14,16 @@ from google.protobuf.message import Message
 from stratagem_proto.errors import InvalidArgumentError, PermissionDeniedError
 from stratagem_proto.protocol import MAX_NAME_LENGTH, name_of_whole
 from stratagem_proto.serving.access import Access, Caller, Need, name_of
-from stratagem_proto.v1 import checkpoint_pb2, parameter_server_service_pb2, servers_pb2
+from stratagem_proto.v1 import (
+    checkpoint_pb2,
+    parameter_server_service_pb2,
+    publication_pb2,
+    servers_pb2,
+)
 from stratagem_proto.v1.access_pb2 import (
     ACTION_CONFIGURE,
     ACTION_MOVE,
+    ACTION_PUBLISH,
     ACTION_SAVE,
     ACTION_UNSPECIFIED,
     Action,
@@ -115,7 +121,7 @@ def _segment(text: str) -> _SegmentPattern | None:
 _CALLERS = 1024
 _DECISIONS = 1 << 14
 
-OF_SERVERS = frozenset({ACTION_CONFIGURE, ACTION_MOVE, ACTION_SAVE})
+OF_SERVERS = frozenset({ACTION_CONFIGURE, ACTION_MOVE, ACTION_PUBLISH, ACTION_SAVE})
 """What is done to a server, and not to some of its variables."""
 
 ALL_ACTIONS = frozenset(cast("list[Action]", Action.values())) - {ACTION_UNSPECIFIED}
@@ -238,6 +244,7 @@ class AccessPolicy:
 _SERVICES = (
     parameter_server_service_pb2.DESCRIPTOR.services_by_name["ParameterServerService"],
     checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"],
+    publication_pb2.DESCRIPTOR.services_by_name["PublicationService"],
     servers_pb2.DESCRIPTOR.services_by_name["ServersService"],
 )
 

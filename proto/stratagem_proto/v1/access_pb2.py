@@ -26,7 +26,7 @@ from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/access.proto\x12\x12stratagem_proto.v1\x1a google/protobuf/descriptor.proto\x1a stratagem_proto/v1/session.proto\"\x8f\x01\n\x06\x41\x63\x63\x65ss\x12\'\n\x05roles\x18\x01 \x03(\x0e\x32\x18.stratagem_proto.v1.Role\x12\x0c\n\x04told\x18\x02 \x03(\t\x12\x0e\n\x06\x61nyone\x18\x03 \x01(\x08\x12\'\n\x05needs\x18\x04 \x03(\x0b\x32\x18.stratagem_proto.v1.Need\x12\x15\n\rby_role_alone\x18\x05 \x01(\x08\"T\n\x04Need\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.stratagem_proto.v1.Action\x12\x11\n\tvariables\x18\x02 \x03(\t\x12\r\n\x05given\x18\x03 \x01(\t*\xc9\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_READ\x10\x01\x12\x11\n\rACTION_UPDATE\x10\x02\x12\x11\n\rACTION_ASSIGN\x10\x03\x12\x11\n\rACTION_CREATE\x10\x04\x12\x11\n\rACTION_DELETE\x10\x05\x12\x12\n\x0e\x41\x43TION_RESTORE\x10\x06\x12\x0f\n\x0b\x41\x43TION_SAVE\x10\x07\x12\x14\n\x10\x41\x43TION_CONFIGURE\x10\x08\x12\x0f\n\x0b\x41\x43TION_MOVE\x10\t:L\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xc4\x8a\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Accessb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/access.proto\x12\x12stratagem_proto.v1\x1a google/protobuf/descriptor.proto\x1a stratagem_proto/v1/session.proto\"\x8f\x01\n\x06\x41\x63\x63\x65ss\x12\'\n\x05roles\x18\x01 \x03(\x0e\x32\x18.stratagem_proto.v1.Role\x12\x0c\n\x04told\x18\x02 \x03(\t\x12\x0e\n\x06\x61nyone\x18\x03 \x01(\x08\x12\'\n\x05needs\x18\x04 \x03(\x0b\x32\x18.stratagem_proto.v1.Need\x12\x15\n\rby_role_alone\x18\x05 \x01(\x08\"T\n\x04Need\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.stratagem_proto.v1.Action\x12\x11\n\tvariables\x18\x02 \x03(\t\x12\r\n\x05given\x18\x03 \x01(\t*\xdd\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_READ\x10\x01\x12\x11\n\rACTION_UPDATE\x10\x02\x12\x11\n\rACTION_ASSIGN\x10\x03\x12\x11\n\rACTION_CREATE\x10\x04\x12\x11\n\rACTION_DELETE\x10\x05\x12\x12\n\x0e\x41\x43TION_RESTORE\x10\x06\x12\x0f\n\x0b\x41\x43TION_SAVE\x10\x07\x12\x14\n\x10\x41\x43TION_CONFIGURE\x10\x08\x12\x0f\n\x0b\x41\x43TION_MOVE\x10\t\x12\x12\n\x0e\x41\x43TION_PUBLISH\x10\n:L\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xc4\x8a\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.Accessb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.access_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACTION']._serialized_start=356
-  _globals['_ACTION']._serialized_end=557
+  _globals['_ACTION']._serialized_end=577
   _globals['_ACCESS']._serialized_start=124
   _globals['_ACCESS']._serialized_end=267
   _globals['_NEED']._serialized_start=269

@@ -20,6 +20,7 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_SAVE: _ClassVar[Action]
     ACTION_CONFIGURE: _ClassVar[Action]
     ACTION_MOVE: _ClassVar[Action]
+    ACTION_PUBLISH: _ClassVar[Action]
 ACTION_UNSPECIFIED: Action
 ACTION_READ: Action
 ACTION_UPDATE: Action
@@ -30,6 +31,7 @@ ACTION_RESTORE: Action
 ACTION_SAVE: Action
 ACTION_CONFIGURE: Action
 ACTION_MOVE: Action
+ACTION_PUBLISH: Action
 ACCESS_FIELD_NUMBER: _ClassVar[int]
 access: _descriptor.FieldDescriptor
 

@@ -47,12 +47,14 @@ class ClientProgress(_message.Message):
     def __init__(self, client: _Optional[bytes] = ..., label: _Optional[str] = ..., begun: _Optional[int] = ..., finished: _Optional[int] = ..., report: _Optional[bytes] = ...) -> None: ...
 
 class HoldStepsResponse(_message.Message):
-    __slots__ = ("clients", "left")
+    __slots__ = ("clients", "left", "published")
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     clients: _containers.RepeatedCompositeFieldContainer[ClientProgress]
     left: _containers.RepeatedCompositeFieldContainer[ClientProgress]
-    def __init__(self, clients: _Optional[_Iterable[_Union[ClientProgress, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[ClientProgress, _Mapping]]] = ...) -> None: ...
+    published: int
+    def __init__(self, clients: _Optional[_Iterable[_Union[ClientProgress, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[ClientProgress, _Mapping]]] = ..., published: _Optional[int] = ...) -> None: ...
 
 class ReleaseStepsRequest(_message.Message):
     __slots__ = ("session_id", "cut")

@@ -17,6 +17,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_COORDINATOR: _ClassVar[Role]
     ROLE_OBSERVER: _ClassVar[Role]
     ROLE_SERVER: _ClassVar[Role]
+    ROLE_READER: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_WORKER: Role
 ROLE_CHIEF: Role
@@ -25,6 +26,7 @@ ROLE_OPERATOR: Role
 ROLE_COORDINATOR: Role
 ROLE_OBSERVER: Role
 ROLE_SERVER: Role
+ROLE_READER: Role
 
 class Task(_message.Message):
     __slots__ = ("job", "index")

@@ -135,7 +135,7 @@ class MethodStatus(_message.Message):
     def __init__(self, method: _Optional[str] = ..., in_progress: _Optional[int] = ..., ended: _Optional[_Mapping[str, int]] = ..., seconds: _Optional[_Union[Histogram, _Mapping]] = ..., received_bytes: _Optional[_Union[Histogram, _Mapping]] = ..., sent_bytes: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class ParameterServerStatus(_message.Message):
-    __slots__ = ("totals", "variables", "staged", "room", "groups", "waits", "checkpoint", "recorded_closures", "recorded_closure_bytes", "waiters", "log", "replication", "incumbent")
+    __slots__ = ("totals", "variables", "staged", "room", "groups", "waits", "checkpoint", "recorded_closures", "recorded_closure_bytes", "waiters", "log", "replication", "incumbent", "publication")
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class ParameterServerStatus(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FIELD_NUMBER: _ClassVar[int]
     INCUMBENT_FIELD_NUMBER: _ClassVar[int]
+    PUBLICATION_FIELD_NUMBER: _ClassVar[int]
     totals: _containers.RepeatedCompositeFieldContainer[VariableTotal]
     variables: _containers.RepeatedCompositeFieldContainer[VariableStatus]
     staged: Budget
@@ -162,7 +163,22 @@ class ParameterServerStatus(_message.Message):
     log: LogStatus
     replication: _replication_pb2.ReplicationStatus
     incumbent: _succession_pb2.Incumbent
-    def __init__(self, totals: _Optional[_Iterable[_Union[VariableTotal, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[VariableStatus, _Mapping]]] = ..., staged: _Optional[_Union[Budget, _Mapping]] = ..., room: _Optional[_Union[Budget, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_consistency_pb2.GroupConsistency, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., recorded_closures: _Optional[int] = ..., recorded_closure_bytes: _Optional[int] = ..., waiters: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., replication: _Optional[_Union[_replication_pb2.ReplicationStatus, _Mapping]] = ..., incumbent: _Optional[_Union[_succession_pb2.Incumbent, _Mapping]] = ...) -> None: ...
+    publication: PublicationStatus
+    def __init__(self, totals: _Optional[_Iterable[_Union[VariableTotal, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[VariableStatus, _Mapping]]] = ..., staged: _Optional[_Union[Budget, _Mapping]] = ..., room: _Optional[_Union[Budget, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_consistency_pb2.GroupConsistency, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., recorded_closures: _Optional[int] = ..., recorded_closure_bytes: _Optional[int] = ..., waiters: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., replication: _Optional[_Union[_replication_pb2.ReplicationStatus, _Mapping]] = ..., incumbent: _Optional[_Union[_succession_pb2.Incumbent, _Mapping]] = ..., publication: _Optional[_Union[PublicationStatus, _Mapping]] = ...) -> None: ...
+
+class PublicationStatus(_message.Message):
+    __slots__ = ("version", "age_seconds", "increments", "kept", "streams")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INCREMENTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    age_seconds: float
+    increments: int
+    kept: Budget
+    streams: int
+    def __init__(self, version: _Optional[int] = ..., age_seconds: _Optional[float] = ..., increments: _Optional[int] = ..., kept: _Optional[_Union[Budget, _Mapping]] = ..., streams: _Optional[int] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("position", "written", "seconds", "writing_seconds", "failure")
