@@ -27,9 +27,7 @@ from stratagem_psserver.exactly_once.sessions import session_of
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 
-BESIDES = {"WorkerService", "ReplicationService", "ArbitrationService", "ServersService"} | {
-    "PublicationService"
-}
+BESIDES = {"WorkerService", "ReplicationService", "ServersService", "PublicationService"}
 """The services that a parameter server by itself does not have."""
 
 SHARED = "shared memory"

@@ -79,8 +79,8 @@ class ServerOptions(ServingOptions):
     arbiter: str = Field(
         "",
         description="Who decides which replica is the primary: file:PATH, on one host; "
-        "kubernetes:NAMESPACE/NAME, a Lease; etcd:HOST:PORT[,HOST:PORT...]/PREFIX; or chief, the "
-        "program of the cluster's chief. With one replica, where the task is, which may then move.",
+        "kubernetes:NAMESPACE/NAME, a Lease; or etcd:HOST:PORT[,HOST:PORT...]/PREFIX. With one "
+        "replica, where the task is, which may then move.",
     )
     advertise: str = Field(
         "", description="HOST:PORT at which others reach this replica; the default is --bind."

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import Message
 
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
 from stratagem_proto.server_call import CallMessages, ServerCall
 from stratagem_proto.serving.rpc_boundary import Handler, Rpc, RpcBoundary, handler_of
-from stratagem_proto.v1 import arbitration_pb2, replication_pb2
-from stratagem_proto.v1.arbitration_pb2 import ArbitrateRequest, ArbitrateResponse
+from stratagem_proto.v1 import replication_pb2
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
     FollowResponse,
@@ -25,12 +22,7 @@ from stratagem_proto.v1.replication_pb2 import (
 from stratagem_proto.wire.status import code_of, to_record, trailers
 from stratagem_psserver.persistence.persistence import Persistence, present_kernels, state_folder
 from stratagem_psserver.replication.arbiter import Arbiter
-from stratagem_psserver.replication.calls import (
-    ARBITRATE,
-    FOLLOW,
-    IncomingCall,
-)
-from stratagem_psserver.replication.chief_arbiter import ChiefArbiter
+from stratagem_psserver.replication.calls import FOLLOW, IncomingCall
 from stratagem_psserver.replication.exchange import Channel, Peers
 from stratagem_psserver.replication.replica import ReplicatedTask, introduction_of
 from stratagem_psserver.replication.standby import ReplicaDisk
@@ -86,12 +78,6 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
 
 
 _REPLICATION = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
-_ARBITRATION = arbitration_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]
-
-_Follow: TypeAlias = IncomingCall[FollowResponse, FollowRequest]
-_Arbitrate: TypeAlias = IncomingCall[ArbitrateResponse, ArbitrateRequest]
-
-_Received = TypeVar("_Received", bound=Message)
 
 
 class ReplicatedService:
@@ -115,10 +101,7 @@ class ReplicatedService:
         self.is_serving, self.served_since, self.address = False, 0.0, ""
         self.service = Service(state, self._replication)
         boundary = state.boundary()
-        following = _stream_handler(
-            boundary, (_REPLICATION, FOLLOW), FollowRequest, "the backup", self.answer
-        )
-        self._for_peers = (following, *self._for_chiefs(boundary))
+        self._for_peers = (_following_handler(boundary, self.answer),)
         self._present = ExchangedHandlers(())
         self.handlers: tuple[grpc.GenericRpcHandler, ...] = (self._present,)
         self.refuse()
@@ -134,19 +117,6 @@ class ReplicatedService:
     async def answer(self, call: Channel[FollowResponse, FollowRequest]) -> None:
         """Let another replica follow this one; raise as `ReplicatedTask.answer`."""
         await self._require_task().answer(call)
-
-    def _for_chiefs(self, boundary: RpcBoundary) -> Sequence[grpc.GenericRpcHandler]:
-        """Return the handlers of calls by which the chief decides, if it is to."""
-        arbiter = self._arbiter
-        if not isinstance(arbiter, ChiefArbiter):
-            return ()
-
-        async def serve(call: _Arbitrate) -> None:
-            task = self._require_task()
-            await arbiter.serve(call, lambda: task.replica)
-
-        method = _ARBITRATION, ARBITRATE
-        return (_stream_handler(boundary, method, ArbitrateRequest, "the chief", serve),)
 
     @property
     def state(self) -> ServerState:
@@ -231,9 +201,6 @@ class ReplicatedService:
         """Leave the task to the other replica, if that has everything; return whether it serves."""
         if self._task is not None:
             await self._task.leave()
-        if isinstance(self._arbiter, ChiefArbiter):
-            # Its call would hold the end of the server up.
-            await self._arbiter.close()
         return self._task is not None and bool(self._task.primary[0])
 
     async def close(self) -> None:
@@ -269,22 +236,16 @@ def _disk_of(state: ServerState) -> ReplicaDisk | None:
     return ReplicaDisk(folder, Persistence(state, folder))
 
 
-def _stream_handler(
-    boundary: RpcBoundary,
-    method: tuple[ServiceDescriptor, str],
-    request_type: type[_Received],
-    caller: str,
-    answer: Callable[[IncomingCall[Any, _Received]], Awaitable[None]],
+def _following_handler(
+    boundary: RpcBoundary, answer: Callable[[IncomingCall], Awaitable[None]]
 ) -> grpc.GenericRpcHandler:
-    """Return what answers the one method of a service, by a call that stays open."""
+    """Return what answers a backup, by a call that stays open."""
 
     def make(rpc: Rpc) -> Handler:
         async def answered(requests: CallMessages, call: ServerCall) -> None:
             async with rpc.crossing(call) as crossing:
-                admit = crossing.admit
-                await answer(IncomingCall(requests, call, request_type, caller, admit))
+                await answer(IncomingCall(requests, call, crossing.admit))
 
         return grpc.stream_stream_rpc_method_handler(answered)
 
-    service, name = method
-    return handler_of(boundary, service, {name: make})
+    return handler_of(boundary, _REPLICATION, {FOLLOW: make})

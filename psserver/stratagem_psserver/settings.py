@@ -55,9 +55,9 @@ class ServerSettings(ServingSettings):
             and a backup that takes over.
         replica: The number of this process among them, from 0.
         arbiter: Who decides which replica is the primary: "file:PATH" on one host,
-            "kubernetes:NAMESPACE/NAME" of a Lease, "etcd:HOST:PORT[,HOST:PORT...]/PREFIX", or
-            "chief", the program of the cluster's chief. With one replica it keeps which server
-            serves the task, which may then move to another one; "" if it cannot.
+            "kubernetes:NAMESPACE/NAME" of a Lease, or "etcd:HOST:PORT[,HOST:PORT...]/PREFIX".
+            With one replica it keeps which server serves the task, which may then move to another
+            one; "" if it cannot.
         server: The number of the server, where it serves a task that began elsewhere; None where
             the task has the server's number.
         advertise: The "host:port" at which others reach this replica; by default `bind`.
@@ -136,12 +136,6 @@ class ServerSettings(ServingSettings):
             )
 
     def _check_movable(self) -> None:
-        if self.arbiter == "chief":
-            raise InvalidArgumentError(
-                f"{self.label} has one replica, and cannot move to another server with --arbiter "
-                "chief: the chief knows only where tasks began. Give another arbiter, or "
-                "--replicas 2, or leave --arbiter out"
-            )
         if self.durability == "snapshot":
             raise InvalidArgumentError(
                 f"{self.label} cannot move with --durability snapshot: a server that is started "

@@ -56,19 +56,14 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A server that has each of the services, by its name."""
     arbiter = f"file:{tmp_path_factory.mktemp('arbiter') / 'register'}"
     with ExitStack() as stack:
-        plain, movable, decided = (
+        plain, movable = (
             stack.enter_context(ParameterServer(settings))
             for settings in (
                 ServerSettings(token=TOKEN),
                 ServerSettings(token=TOKEN, arbiter=arbiter),
-                ServerSettings(token=TOKEN, arbiter="chief", replicas=2),
             )
         )
-        others = {
-            "ServersService": movable,
-            "ReplicationService": movable,
-            "ArbitrationService": decided,
-        }
+        others = {"ServersService": movable, "ReplicationService": movable}
         eventually(lambda: movable.replicated.is_serving)
         yield {each.name: others.get(each.name, plain) for each in services()}
 

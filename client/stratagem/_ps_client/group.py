@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol
 from weakref import WeakMethod
 
 from stratagem._cluster.device_filters import VisibleServers
-from stratagem._ps_client.arbitration import Arbitration
 from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.heartbeat import Heartbeat
@@ -150,10 +149,7 @@ class ServerGroup:
         self._backlog = Backlog(self.steps)
         self._in_flight: InFlightPush = _NoPush()
         self._heartbeat = Heartbeat(connections, self.steps, client.name)
-        self._arbitration = Arbitration(addresses, client)
-        self._finalizer = weakref.finalize(
-            self, _close, connections, self._heartbeat, self._arbitration
-        )
+        self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
         # A copy talks to the same servers, in sessions of its own.
@@ -328,8 +324,6 @@ class ServerGroup:
     def _begin(self, tasks: Iterable[int]) -> None:
         for task in tasks:
             self.require_visible(task)
-        # Before there is a view, no replica answers anything else.
-        self._arbitration.start()
         self._heartbeat.start()
 
     def _pipelined(self, requests: Mapping[int, Request[Any]]) -> bool:
@@ -396,10 +390,7 @@ def _known(connections: Sequence[Connection], tasks: Iterable[int]) -> Iterator[
         yield route.address
 
 
-def _close(
-    connections: Sequence[Connection], heartbeat: Heartbeat, arbitration: Arbitration
-) -> None:
+def _close(connections: Sequence[Connection], heartbeat: Heartbeat) -> None:
     heartbeat.stop()
     for connection in connections:
         connection.close()
-    arbitration.stop()

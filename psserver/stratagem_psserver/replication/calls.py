@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -39,10 +39,6 @@ _PROVING_SECONDS = 5.0
 FOLLOWING = DESCRIPTOR.services_by_name["ReplicationService"].full_name
 FOLLOW = "Follow"
 
-ARBITRATE = "Arbitrate"
-
-
-Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
 
 
@@ -71,32 +67,29 @@ async def asked(
         return question.response_type.FromString(answer)
 
 
-class IncomingCall(Generic[Sent, Received]):
-    """The end of whoever was called; `admit` refuses a first message whose caller may not call."""
+class IncomingCall:
+    """The primary's end of a call; `admit` refuses a first message whose caller may not call."""
 
     def __init__(
         self,
         requests: AsyncIterator[bytes],
         context: ServerCall,
-        received: type[Received],
-        caller: str,
-        admit: Callable[[Received], Awaitable[None]],
+        admit: Callable[[FollowRequest], Awaitable[None]],
     ) -> None:
         self._requests, self._context = aiter(requests), context
-        self._received, self._caller = received, caller
-        self._admit: Callable[[Received], Awaitable[None]] | None = admit
+        self._admit: Callable[[FollowRequest], Awaitable[None]] | None = admit
 
-    async def send(self, message: Sent) -> None:
+    async def send(self, message: FollowResponse) -> None:
         try:
             await self._context.write(message.SerializeToString())
         except (grpc.RpcError, grpc.aio.BaseError) as error:
-            raise UnavailableError(f"the connection of {self._caller} is lost") from error
+            raise UnavailableError("the connection of the backup is lost") from error
 
-    async def receive(self) -> Received:
+    async def receive(self) -> FollowRequest:
         try:
-            message = self._received.FromString(await anext(self._requests))
+            message = FollowRequest.FromString(await anext(self._requests))
         except (StopAsyncIteration, grpc.RpcError, grpc.aio.BaseError) as error:
-            raise UnavailableError(f"{self._caller} has left") from error
+            raise UnavailableError("the backup has left") from error
         if self._admit is not None:
             await self._admit(message)
             self._admit = None

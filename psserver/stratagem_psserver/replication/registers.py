@@ -29,7 +29,6 @@ from stratagem_psserver.replication.arbiter import (
     text_of,
     view_of,
 )
-from stratagem_psserver.replication.chief_arbiter import ChiefArbiter
 from stratagem_psserver.settings import ServerSettings
 
 # Here a lock may exclude the processes of one host only, or it is a matter of mount options.
@@ -513,12 +512,10 @@ def arbiter_of(settings: ServerSettings, seconds: float = 1.0) -> Arbiter:
         InvalidArgumentError: It names none, or one that this host cannot use.
         FailedPreconditionError: Kubernetes is not configured here.
     """
-    if settings.arbiter == "chief":
-        return ChiefArbiter(settings, seconds)
     scheme, _, address = settings.arbiter.partition(":")
     if scheme not in _REGISTERS:
         raise InvalidArgumentError(
             f"--arbiter {settings.arbiter!r} is none; give file:PATH if all replicas are on this "
-            "host, else kubernetes:NAMESPACE/NAME, etcd:HOST:PORT[,HOST:PORT...]/PREFIX or chief"
+            "host, else kubernetes:NAMESPACE/NAME or etcd:HOST:PORT[,HOST:PORT...]/PREFIX"
         )
     return ThreadedArbiter(_REGISTERS[scheme](address, settings), seconds)
