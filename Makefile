@@ -103,7 +103,7 @@ frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Lightning, Transf
 stores-test: $(INSTALLED) ## Save to an S3 server on this machine.
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[s3]"
 	$(PIP) install --constraint constraints.txt --no-warn-conflicts "moto[s3]" flask flask-cors
-	$(BIN)/pytest tests/proto/stores tests/psserver/checkpoints/test_stores.py \
+	$(BIN)/pytest tests/storage/stores tests/psserver/checkpoints/test_stores.py \
 	    tests/client/checkpoints/test_stores.py tests/deploy/checkpoints/test_stores.py \
 	    tests/cluster/test_store_kills.py
 

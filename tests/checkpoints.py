@@ -9,18 +9,7 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.checkpoint.entries import KEYS, companion
-from stratagem_proto.checkpoint.folder import (
-    Checkpoint,
-    NewCheckpoint,
-    open_checkpoint,
-    part_name,
-)
-from stratagem_proto.checkpoint.index import Index
-from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.wholes import WholeTable, wholes_of
 from stratagem_proto.division import PartRows
-from stratagem_proto.stores.places import AnyPlace, Place
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -28,6 +17,17 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_storage.checkpoint.entries import KEYS, companion
+from stratagem_storage.checkpoint.folder import (
+    Checkpoint,
+    NewCheckpoint,
+    open_checkpoint,
+    part_name,
+)
+from stratagem_storage.checkpoint.index import Index
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.wholes import WholeTable, wholes_of
+from stratagem_storage.stores.places import AnyPlace, Place
 
 State = Mapping[str, torch.Tensor]
 

@@ -19,6 +19,8 @@ _PACKAGES = (
     "stratagem_worker",
     "stratagem_deploy",
     "stratagem_proto",
+    "stratagem_rpc",
+    "stratagem_storage",
 )
 
 _MOST_FILES = 3

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.stores.server import s3_server
 from stratagem import config
-from stratagem_proto import server_log
 from stratagem_proto.memory import loading
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc import server_log
 
 pytest_plugins = (
     "tests.crashes",

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import grpc
 
-from stratagem_proto.serving.settings import bound
 from stratagem_proto.v1.handshake_pb2 import ChallengeResponse
+from stratagem_rpc.serving.settings import bound
 
 
 class Impostor(grpc.GenericRpcHandler):

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.wire.channel import open_channel
+from stratagem_rpc.channel import open_channel
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -15,16 +15,16 @@ from google.protobuf.message_factory import GetMessageClass
 from stratagem_proto import v1
 from stratagem_proto.proofs import credential_of, drawn_nonce, proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION, session_name
-from stratagem_proto.serving.access import first_message, handshake_in
-from stratagem_proto.sockets.client import SocketLink, endpoints
-from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionRequest, Role, Task
-from stratagem_proto.wire.channel import GRPC, TCP, UNIX, open_channel
-from stratagem_proto.wire.proving import CHALLENGE
 from stratagem_psserver.exactly_once.sessions import session_of
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc.channel import GRPC, TCP, UNIX, open_channel
+from stratagem_rpc.proving import CHALLENGE
+from stratagem_rpc.serving.access import first_message, handshake_in
+from stratagem_rpc.sockets.client import SocketLink, endpoints
+from stratagem_rpc.sockets.frames import FrameKind
 from tests.conftest import TOKEN
 
 BESIDES = {"WorkerService", "ReplicationService", "ServersService", "PublicationService"}

@@ -18,6 +18,8 @@ from stratagem_deploy.processes.process import import_path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
     "proto",
+    "rpc",
+    "storage",
     "psserver",
     "client",
     "worker",
@@ -92,6 +94,8 @@ def test_the_picture_is_read_in_a_few_minutes() -> None:
     ("page", "package"),
     [
         ("contract", "proto/stratagem_proto"),
+        ("contract", "rpc/stratagem_rpc"),
+        ("contract", "storage/stratagem_storage"),
         ("parameter-server", "psserver/stratagem_psserver"),
         ("client", "client/stratagem"),
         ("coordinator", "worker/stratagem_worker"),

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.server_log import LOG, to_stderr
 from tests.conftest import TOKEN
 from tests.pages import ROOT, programs
 from tests.psserver.wire import RawClient

@@ -21,7 +21,7 @@ from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_proto.wire.channel import GRPC, TCP, UNIX, VARIABLE, Deadlines
+from stratagem_rpc.channel import GRPC, TCP, UNIX, VARIABLE, Deadlines
 
 _SMALL, _LARGE = 4, 2_500_000
 _SMALL_TIMES, _LARGE_TIMES, _OPENINGS = 300, 10, 20

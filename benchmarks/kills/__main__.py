@@ -22,7 +22,7 @@ from benchmarks.kills.batches import batched
 from benchmarks.kills.counting import counted, rows, update_functions, variables
 from benchmarks.kills.eviction import evicting
 from benchmarks.kills.lockstep import in_lockstep
-from stratagem_proto.wire.channel import VARIABLE
+from stratagem_rpc.channel import VARIABLE
 
 PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
     "variables, async": partial(counted, kind=variables),

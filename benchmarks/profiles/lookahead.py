@@ -30,9 +30,9 @@ from benchmarks.peers.click_model import ClickModel, our_table
 from stratagem import ClusterSpec, DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_proto.wire.channel import TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import TCP, VARIABLE
 
 _TOKEN = "a-token-of-a-benchmark-0123456789"
 

@@ -22,9 +22,9 @@ from benchmarks.harness.network import Network, addresses
 from benchmarks.scaling.worker import enter, forking
 from benchmarks.stalls.scene import Watched
 from stratagem_deploy import LocalCluster
-from stratagem_proto.wire.channel import AUTO, TCP
 from stratagem_psserver import cli as psserver
 from stratagem_psserver import server as loaded
+from stratagem_rpc.channel import AUTO, TCP
 
 RATE = 1e9
 """Bits a second that the cable of a host carries, each way."""

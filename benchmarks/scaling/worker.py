@@ -22,7 +22,7 @@ from benchmarks.peers.stratagem.loads import LOADS, create, delete
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER
-from stratagem_proto.wire.channel import VARIABLE
+from stratagem_rpc.channel import VARIABLE
 
 _CLONE_NEWNET = 0x40000000
 _WARM_STEPS = 5

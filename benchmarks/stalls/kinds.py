@@ -26,7 +26,7 @@ from benchmarks.stalls.scene import (
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.process import Process
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.channel import VARIABLE as TRANSPORT
+from stratagem_rpc.channel import VARIABLE as TRANSPORT
 
 # Elements of a variable.
 _SMALL, _LARGE = 64, 1 << 20

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.stores.saving import SERVERS, save_forever
 from stratagem_deploy import LocalCluster
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.wholes import wholes_of
 from stratagem_proto.errors import NotFoundError
+from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.wholes import wholes_of
 
 # In which there are some saves to a server on this machine.
 _MOST_SECONDS = 2.0

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from stratagem_proto.stores.object_calls import system_of
+from stratagem_storage.stores.object_calls import system_of
 
 _KEYS = {
     "AWS_ACCESS_KEY_ID": "testing",

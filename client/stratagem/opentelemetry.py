@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stratagem_proto import tracing
+from stratagem_rpc import tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

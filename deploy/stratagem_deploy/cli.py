@@ -23,7 +23,7 @@ from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_deploy.dashboard import cli as dashboard
 from stratagem_deploy.watching import cli as watching
 from stratagem_deploy.watching.looks import nobody_to_ask
-from stratagem_proto.serving.pages import Page, ShownServer, offering
+from stratagem_rpc.serving.pages import Page, ShownServer, offering
 
 # What follows these commands is theirs, even where it looks like options: to know them takes what
 # they load.
@@ -174,7 +174,7 @@ def health(
     Exit code: 0 if it serves, 1 if it does not, for instance while it drains, and 2 if it cannot be
     reached.
     """
-    from stratagem_proto.serving.settings import check_server_address
+    from stratagem_rpc.serving.settings import check_server_address
 
     with nobody_to_ask():
         check_server_address(address)
@@ -201,7 +201,7 @@ def _ask_health(address: str, timeout: float) -> tuple[int, str]:
     import grpc
     from grpc_health.v1 import health_pb2
 
-    from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS
+    from stratagem_rpc.channel import ASKING_CHANNEL_OPTIONS
 
     # Probes have no certificates, so nothing is encrypted there.
     with grpc.insecure_channel(address, options=ASKING_CHANNEL_OPTIONS) as channel:

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from stratagem_deploy.output import exit_on, table_console
 from stratagem_proto.errors import DataLossError, NotFoundError
-from stratagem_proto.log import LogReader, Record, Written, first_of, segments_in
 from stratagem_proto.wire.status import code_of
+from stratagem_storage.log import LogReader, Record, Written, first_of, segments_in
 
 app = typer.Typer(no_args_is_help=True, help="Look at the logs of servers, and check them.")
 

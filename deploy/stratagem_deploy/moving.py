@@ -20,10 +20,10 @@ from stratagem_deploy.processes.resources import RunRecord
 from stratagem_deploy.running.additions import one_more_server
 from stratagem_deploy.watching.asking import amount
 from stratagem_deploy.watching.looks import AsJson, Cluster, Run, TokenFile
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.secret_files import TOKEN_FILE
-from stratagem_proto.serving.settings import check_server_address
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.serving.settings import check_server_address
 
 if TYPE_CHECKING:
     from stratagem import Servers, ServerTasks, TaskMove

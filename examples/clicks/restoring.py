@@ -12,7 +12,7 @@ import stratagem
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.checkpoints.inspection import differences
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint
 
 from .log import Batch
 from .training import Trainer

@@ -13,20 +13,6 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.checkpoint.entries import (
-    NUMBER_BYTES,
-    TensorEntry,
-    TensorFile,
-    WriteOptions,
-    are_alike,
-    is_companion,
-    row_count,
-    row_nbytes,
-)
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import refused_if_unsound
-from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.wholes import whole_name, wholes_of
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -36,10 +22,6 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import first_of_another_run
-from stratagem_proto.reading_ahead import read_ahead
-from stratagem_proto.server_log import LOG
-from stratagem_proto.stores.places import Place, absolute_place, shared_place
-from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
@@ -52,6 +34,24 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.restoring import read_table
 from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue
+from stratagem_rpc.server_log import LOG
+from stratagem_storage.checkpoint.entries import (
+    NUMBER_BYTES,
+    TensorEntry,
+    TensorFile,
+    WriteOptions,
+    are_alike,
+    is_companion,
+    row_count,
+    row_nbytes,
+)
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_storage.checkpoint.index import refused_if_unsound
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.wholes import whole_name, wholes_of
+from stratagem_storage.reading_ahead import read_ahead
+from stratagem_storage.stores.places import Place, absolute_place, shared_place
+from stratagem_storage.stores.store import Folder
 
 _ADVICE = "start it where there is more, or let strategy.restore() use more servers"
 

@@ -12,11 +12,11 @@ from stratagem_proto.configuration.commands import command
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory, loading, most_of_memory
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.serving import command_line
-from stratagem_proto.serving.command_line import Job, ServingOptions
-from stratagem_proto.serving.policy import read_policy
-from stratagem_proto.stores.places import absolute_place
 from stratagem_psserver.settings import Durability, ServerSettings
+from stratagem_rpc.serving import command_line
+from stratagem_rpc.serving.command_line import Job, ServingOptions
+from stratagem_rpc.serving.policy import read_policy
+from stratagem_storage.stores.places import absolute_place
 
 
 class ServerOptions(ServingOptions):

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError, StratagemError
-from stratagem_proto.shares import Shares, share_of
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_psserver.environment import Clock
+from stratagem_rpc.shares import Shares, share_of
 
 # Texts of the RuntimeErrors of torch when its allocator, or other C++ code, finds no memory.
 _SIGNS = ("can't allocate memory", "std::bad_alloc")

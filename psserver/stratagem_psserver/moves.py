@@ -16,12 +16,8 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.rpc_boundary import RpcBoundary, handler_of, unary_method
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.wire.asking import Question
-from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiter import Arbiter
@@ -29,6 +25,10 @@ from stratagem_psserver.replication.calls import asked, handshake_of
 from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.rpcs.status import nbytes_of
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.asking import Question
+from stratagem_rpc.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_rpc.server_log import LOG
+from stratagem_rpc.serving.rpc_boundary import RpcBoundary, handler_of, unary_method
 
 
 class Locations:

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 import grpc
 
 from stratagem_proto.errors import NotPrimaryError, StratagemError, UnavailableError
-from stratagem_proto.server_call import CallMessages, ServerCall
-from stratagem_proto.serving.rpc_boundary import Handler, Rpc, RpcBoundary, handler_of
 from stratagem_proto.v1 import replication_pb2
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
@@ -28,6 +26,8 @@ from stratagem_psserver.replication.replica import ReplicatedTask, introduction_
 from stratagem_psserver.replication.standby import ReplicaDisk
 from stratagem_psserver.service import Service
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_call import CallMessages, ServerCall
+from stratagem_rpc.serving.rpc_boundary import Handler, Rpc, RpcBoundary, handler_of
 
 
 class ExchangedHandlers(grpc.GenericRpcHandler):

@@ -9,14 +9,14 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from stratagem_proto.checkpoint.folder import Checkpoint, part_name
-from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun
 from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger, Coordinator, closures_from_json
 from stratagem_psserver.variables.restoring import Restored
+from stratagem_storage.checkpoint.folder import Checkpoint, part_name
+from stratagem_storage.checkpoint.index import refused_if_unsound
 
 
 @dataclass(frozen=True)

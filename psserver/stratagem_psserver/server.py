@@ -12,11 +12,6 @@ import grpc
 
 from stratagem_proto.errors import StratagemError, UnavailableError, VariableNotFoundError
 from stratagem_proto.protocol import session_name
-from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.server import FRAMES_PART, RpcServer
-from stratagem_proto.serving.status import StatusService
-from stratagem_proto.serving.task_servers import TaskServer, TaskSettings
-from stratagem_proto.sockets.server.listener import OfferedSockets
 from stratagem_psserver.checkpoints import resume
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.mutations import Mutations
@@ -31,6 +26,11 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.locks import LockUse
+from stratagem_rpc.server_log import LOG
+from stratagem_rpc.serving.server import FRAMES_PART, RpcServer
+from stratagem_rpc.serving.status import StatusService
+from stratagem_rpc.serving.task_servers import TaskServer, TaskSettings
+from stratagem_rpc.socket_server.listener import OfferedSockets
 
 
 class IdleRowEviction:

@@ -16,18 +16,6 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.server_call import CallMessages, ServerCall
-from stratagem_proto.serving.handshake import challenge_handler
-from stratagem_proto.serving.rpc_boundary import (
-    Handler,
-    Make,
-    Request,
-    Response,
-    Rpc,
-    handler_of,
-    unary_method,
-)
-from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -70,6 +58,18 @@ from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import Frames, KeyRpcs, ValueRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import RequestStream
+from stratagem_rpc.server_call import CallMessages, ServerCall
+from stratagem_rpc.serving.handshake import challenge_handler
+from stratagem_rpc.serving.rpc_boundary import (
+    Handler,
+    Make,
+    Request,
+    Response,
+    Rpc,
+    handler_of,
+    unary_method,
+)
+from stratagem_rpc.serving.status import StatusService
 
 
 class Service:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.serving.policy import AccessPolicy
-from stratagem_proto.serving.settings import ServingSettings
-from stratagem_proto.stores.places import shared_place
+from stratagem_rpc.serving.policy import AccessPolicy
+from stratagem_rpc.serving.settings import ServingSettings
+from stratagem_storage.checkpoint.policy import CheckpointPolicy
+from stratagem_storage.stores.places import shared_place
 
 Durability: TypeAlias = Literal["none", "snapshot", "log"]
 

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES, session_name
-from stratagem_proto.serving.callers import reached_in, verify_caller
-from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.policy import Permissions
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
-from stratagem_proto.sockets.server.listener import OfferedSockets
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.session_pb2 import FilteredTasks
 from stratagem_proto.v1.status_pb2 import LostClient
-from stratagem_proto.wire.channel import AUTO
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.cluster import KnownCluster
 from stratagem_psserver.consistency.barriers import Barriers, InputOrders
@@ -43,6 +36,13 @@ from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, Varia
 from stratagem_psserver.variables.snapshots import HeldSnapshot, HeldSnapshots, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting import LOCK, Attendance, AwaitedClient, Waiter, Waits, listed
+from stratagem_rpc.channel import AUTO
+from stratagem_rpc.serving.callers import reached_in, verify_caller
+from stratagem_rpc.serving.figures import Figures
+from stratagem_rpc.serving.handshake import Handshakes
+from stratagem_rpc.serving.policy import Permissions
+from stratagem_rpc.serving.rpc_boundary import RpcBoundary
+from stratagem_rpc.socket_server.listener import OfferedSockets
 
 _MOST = 100
 

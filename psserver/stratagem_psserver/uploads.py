@@ -9,7 +9,6 @@ from typing import Generic
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.server_call import CallMessages
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import (
     ChunkView,
@@ -23,6 +22,7 @@ from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate, as_bytes, total_nbytes
 from stratagem_psserver.limits import Reservation
+from stratagem_rpc.server_call import CallMessages
 
 
 class RequestStream(Generic[Header]):

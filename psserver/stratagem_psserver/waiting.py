@@ -13,11 +13,11 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from stratagem_proto.errors import ResourceExhaustedError, StratagemError
-from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1 import waits_pb2
 from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.environment import Clock
+from stratagem_rpc.serving.figures import SECONDS, Histogram
 
 Outcome = TypeVar("Outcome")
 

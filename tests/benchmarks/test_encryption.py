@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.encryption.__main__ import main
-from stratagem_proto.wire.channel import TCP
+from stratagem_rpc.channel import TCP
 
 pytestmark = pytest.mark.long
 

@@ -14,8 +14,8 @@ from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_rpc.channel import Deadlines
 from tests.conftest import TOKEN
 
 IDENTITY = Identity(ROLE_CHIEF, "worker", 0, TOKEN)

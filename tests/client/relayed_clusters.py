@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from stratagem_proto.wire.channel import GRPC, TCP
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import GRPC, TCP
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 from tests.relays import Relay, UnixRelay

@@ -28,7 +28,7 @@ from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import StratagemError, UnavailableError
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 from tests.client.clusters import Cluster
 from tests.client.coordinator.coordination import coordinating, new_resolver
 from tests.client.coordinator.here import Gate

@@ -13,7 +13,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.consistency import Async, Bounded, Consistency, Sync
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from tests.client.relayed_clusters import RelayedCluster, relayed
 
 pytestmark = pytest.mark.cluster

@@ -15,7 +15,7 @@ import stratagem as sg
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
-from stratagem_proto.certificates.presented import presented, presenting
+from stratagem_rpc.certificates.presented import presented, presenting
 from tests.certified import certified
 from tests.conftest import TOKEN
 from tests.psserver.process import serving

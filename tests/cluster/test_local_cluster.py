@@ -28,8 +28,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, OpenSessionRequest
-from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.proving import prove_now
+from stratagem_rpc.channel import open_channel
+from stratagem_rpc.proving import prove_now
 from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, tasks
 from tests.rpc_methods import parameter_server_method

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stratagem import ParameterServerStrategy
-from stratagem_proto.wire.channel import TCP, VARIABLE
+from stratagem_rpc.channel import TCP, VARIABLE
 from tests.client.clusters import running
 from tests.client.relayed_clusters import relayed
 from tests.consistency.checker import Checker

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from examples.clicks.log import MEASUREMENTS, ROWS, ClickLog
 from stratagem_deploy.checkpoints.inspection import contents
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.deploy.processes.process_tree import python
 
 COUNT = 20_000

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stratagem_proto.checkpoint.index import Index, refused_if_unsound
-from stratagem_proto.checkpoint.parts import read_plain
-from stratagem_proto.checkpoint.wholes import wholes_of
-from stratagem_proto.log import LogReader, segment_name
-from stratagem_proto.stores.local import LocalFolder
+from stratagem_storage.checkpoint.index import Index, refused_if_unsound
+from stratagem_storage.checkpoint.parts import read_plain
+from stratagem_storage.checkpoint.wholes import wholes_of
+from stratagem_storage.log import LogReader, segment_name
+from stratagem_storage.stores.local import LocalFolder
 from tests.fuzzing.target import Target
 from tests.hostile_checkpoints import canonical, saved
-from tests.proto.log.test_hostile_segments import batch, head, record
+from tests.storage.log.test_hostile_segments import batch, head, record
 
 _PART = "part-0.safetensors"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import atheris
 
-_OURS = ["stratagem_proto", "stratagem_psserver"]
+_OURS = ["stratagem_proto", "stratagem_rpc", "stratagem_storage", "stratagem_psserver"]
 
 
 def instrumented(module: str) -> Any:

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem._ps_client.requests.variables import Writing, assign, create
-from stratagem_proto.serving.access import first_message, handshake_in
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, Task
 from stratagem_proto.v1.tensor_pb2 import Frame
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
@@ -25,6 +24,7 @@ from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.service import Service
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.serving.access import first_message, handshake_in
 from tests.fuzzing.target import MOST_BYTES, Target
 from tests.roles import BESIDES, services
 from tests.simulation.server_run import answered

@@ -9,7 +9,12 @@ import torch
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.frames import (
+from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
+from stratagem_proto.v1.tensor_pb2 import EncodingKind, TensorSpec
+from stratagem_proto.wire import encodings, frames, placed
+from stratagem_proto.wire.frames import Frame, split
+from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
+from stratagem_rpc.sockets.frames import (
     FrameKind,
     FrameReader,
     Greeting,
@@ -17,11 +22,6 @@ from stratagem_proto.sockets.frames import (
     parts,
     secret_of,
 )
-from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
-from stratagem_proto.v1.tensor_pb2 import EncodingKind, TensorSpec
-from stratagem_proto.wire import encodings, frames, placed
-from stratagem_proto.wire.frames import Frame, split
-from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 from tests.fuzzing.target import MOST_BYTES, Target
 
 _SCRATCH = 256

@@ -6,7 +6,7 @@ import pytest
 
 from stratagem_proto import protocol
 from stratagem_proto.errors import InvalidNameError, ProtocolVersionError
-from stratagem_proto.wire import channel
+from stratagem_rpc import channel
 
 
 @pytest.mark.parametrize("name", ["a", "net.0/weight:part_1", "x" * 512])

@@ -10,14 +10,14 @@ import grpc
 import pytest
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.service import Methods
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.figures import Figures
+from stratagem_rpc.serving.handshake import Handshakes
+from stratagem_rpc.serving.rpc_boundary import RpcBoundary
 from tests.simulation.server_run import ServedCall
 
 READ = SERVICE_FILE.services_by_name["ParameterServerService"].methods_by_name["Read"]

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer, begin_status
-from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc.asking import Answer, begin_status
+from stratagem_rpc.channel import open_channel
 from tests.conftest import TOKEN
 
 PATIENCE = 60.0

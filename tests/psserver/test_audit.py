@@ -12,7 +12,6 @@ import grpc
 import pytest
 import torch
 
-from stratagem_proto import server_log
 from stratagem_proto.errors import PermissionDeniedError, StratagemError, UnauthenticatedError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, servers_pb2
@@ -28,8 +27,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc import server_log
+from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
 from tests.conftest import TOKEN
 from tests.psserver.moves.servers import movable
 from tests.psserver.wire import SERVICE, RawClient

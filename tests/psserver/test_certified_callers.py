@@ -13,7 +13,6 @@ import grpc
 import pytest
 import torch
 
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import (
     MalformedStreamError,
     PermissionDeniedError,
@@ -21,8 +20,6 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
-from stratagem_proto.serving.access import name_of
-from stratagem_proto.sockets.client import SocketLink, endpoints
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_COORDINATOR,
@@ -41,10 +38,13 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
-from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import TCP, UNIX
+from stratagem_rpc.serving.access import name_of
+from stratagem_rpc.sockets.client import SocketLink, endpoints
 from tests.certified import Certified, certified, serial
 from tests.psserver.wire import RawClient
 

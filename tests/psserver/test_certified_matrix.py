@@ -13,10 +13,6 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from stratagem_deploy.certificates import authority as authorities
-from stratagem_proto.certificates import folder
-from stratagem_proto.certificates.folder import shown_certificate
-from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.serving.access import Access, first_message, handshake_in
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
     ROLE_WORKER,
@@ -26,9 +22,13 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
     Task,
 )
-from stratagem_proto.wire.channel import GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.certificates import folder
+from stratagem_rpc.certificates.folder import shown_certificate
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import GRPC, TCP, UNIX
+from stratagem_rpc.serving.access import Access, first_message, handshake_in
 from tests.certified import Certified, certified, serial
 from tests.roles import BESIDES, answer, begin, handshake, request_of, services
 

@@ -12,12 +12,6 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from stratagem_proto.sockets import frames
-from stratagem_proto.sockets.client import SocketLink, endpoints
-from stratagem_proto.sockets.frames import FrameKind, prefix
-from stratagem_proto.sockets.server import listener, peer
-from stratagem_proto.sockets.server import memory as client_memory
-from stratagem_proto.sockets.server.memory import FrameMemory
 from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
@@ -25,9 +19,15 @@ from stratagem_proto.v1.session_pb2 import (
     HeartbeatRequest,
     Task,
 )
-from stratagem_proto.wire.channel import MESSAGE_BYTES, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import MESSAGE_BYTES, TCP, UNIX
+from stratagem_rpc.socket_server import listener, peer
+from stratagem_rpc.socket_server import memory as client_memory
+from stratagem_rpc.socket_server.memory import FrameMemory
+from stratagem_rpc.sockets import frames
+from stratagem_rpc.sockets.client import SocketLink, endpoints
+from stratagem_rpc.sockets.frames import FrameKind, prefix
 from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving
 from tests.psserver.test_stalled_clients import assignment, sent

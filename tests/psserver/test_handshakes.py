@@ -23,12 +23,12 @@ from stratagem_proto.v1.session_pb2 import (
     OpenSessionResponse,
 )
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.asking import SERVICE as STATUS
-from stratagem_proto.wire.asking import asking
-from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.proving import Proving
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.asking import SERVICE as STATUS
+from stratagem_rpc.asking import asking
+from stratagem_rpc.channel import Deadlines
+from stratagem_rpc.proving import Proving
 from tests.conftest import TOKEN
 from tests.impostors import Impostor
 from tests.psserver.wire import RawClient

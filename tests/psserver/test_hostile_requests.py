@@ -20,7 +20,6 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.serving.access import first_message
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, OpenSessionResponse
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
@@ -35,6 +34,7 @@ from stratagem_proto.wire.frames import Frame, encode_frame, encode_header, spli
 from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.access import first_message
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, RawClient
 from tests.roles import BESIDES, services

@@ -14,9 +14,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto.errors import PermissionDeniedError, VariableNotFoundError
-from stratagem_proto.serving.access import Access, Need, handshake_in
-from stratagem_proto.serving.access import first_message as first_of
-from stratagem_proto.serving.policy import parse_policy
 from stratagem_proto.v1 import checkpoint_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
@@ -37,6 +34,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.access import Access, Need, handshake_in
+from stratagem_rpc.serving.access import first_message as first_of
+from stratagem_rpc.serving.policy import parse_policy
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient, encoded, optimizer_program, sgd, slot_spec, update_header
 from tests.roles import WAYS, answer, begin, handshake, request_of, services

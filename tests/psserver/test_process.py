@@ -21,10 +21,10 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     Assignment,
     AssignResponse,
 )
-from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import open_channel
 from tests.probes import NOT_SERVING, SERVING, health, health_at
 from tests.psserver.process import PATIENCE, launch, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded

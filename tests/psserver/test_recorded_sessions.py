@@ -12,9 +12,9 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import open_channel
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, SERVICE, RawClient, sgd
 

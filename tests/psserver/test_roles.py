@@ -15,8 +15,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from stratagem_proto.errors import PermissionDeniedError, SessionLostError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import session_name
-from stratagem_proto.serving.access import Access, first_message, handshake_in, name_of
-from stratagem_proto.serving.handshake import FailedProofs
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import (
@@ -38,6 +36,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.access import Access, first_message, handshake_in, name_of
+from stratagem_rpc.serving.handshake import FailedProofs
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 from tests.roles import WAYS, answer, begin, handshake, request_of, services

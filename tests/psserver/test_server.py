@@ -20,9 +20,6 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import Handshakes
-from stratagem_proto.serving.rpc_boundary import RpcBoundary, handler_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
@@ -33,11 +30,14 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     DescribeVariablesResponse,
 )
-from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.service import Methods
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import open_channel
+from stratagem_rpc.serving.figures import Figures
+from stratagem_rpc.serving.handshake import Handshakes
+from stratagem_rpc.serving.rpc_boundary import RpcBoundary, handler_of
 from tests.conftest import TOKEN
 from tests.probes import SERVING, health_at
 from tests.psserver.wire import (

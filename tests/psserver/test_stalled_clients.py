@@ -8,16 +8,16 @@ from contextlib import closing
 import pytest
 import torch
 
-from stratagem_proto.sockets.client import SocketLink, endpoints
-from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, AssignHeader, Assignment
-from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import TCP, UNIX
+from stratagem_rpc.sockets.client import SocketLink, endpoints
+from stratagem_rpc.sockets.frames import FrameKind, SocketFrame
 from tests.conftest import TOKEN
 from tests.psserver.wire import LARGE, SERVICE, RawClient, encoded
 from tests.waiting import eventually

@@ -13,9 +13,9 @@ from statistics import median
 import pytest
 import torch
 
-from stratagem_proto.serving import process
-from stratagem_proto.serving.entrance import STRANGERS
-from stratagem_proto.wire.channel import MESSAGE_BYTES
+from stratagem_rpc.channel import MESSAGE_BYTES
+from stratagem_rpc.serving import process
+from stratagem_rpc.serving.entrance import STRANGERS
 from tests.psserver.process import PATIENCE, ServerProcess, serving
 from tests.psserver.wire import SERVICE, RawClient, sgd
 from tests.strangers import greeted

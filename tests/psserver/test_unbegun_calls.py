@@ -13,11 +13,11 @@ import torch
 
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.serving.entrance import Limits
 from stratagem_proto.v1.session_pb2 import AttendSessionRequest
-from stratagem_proto.wire.channel import SERVER_OPTIONS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import SERVER_OPTIONS
+from stratagem_rpc.serving.entrance import Limits
 from tests.conftest import TOKEN
 from tests.psserver.wire import SECONDS, SERVICE, RawClient
 from tests.strangers import greeted

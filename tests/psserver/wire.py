@@ -38,13 +38,13 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
-from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
-from stratagem_proto.wire.asking import asking
-from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.frames import Assembler, Header, decode_frame, encode_frame, split
-from stratagem_proto.wire.proving import prove_now
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
+from stratagem_rpc.asking import asking
+from stratagem_rpc.channel import open_channel
+from stratagem_rpc.proving import prove_now
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0

@@ -15,6 +15,8 @@ from zipfile import ZipFile
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "proto/stratagem_proto",
+    "rpc/stratagem_rpc",
+    "storage/stratagem_storage",
     "psserver/stratagem_psserver",
     "client/stratagem",
     "worker/stratagem_worker",

@@ -32,8 +32,8 @@ from stratagem._ps_client.session import (
 from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_rpc.channel import Deadlines
 from tests.simulation.network import Sent
 from tests.simulation.route import Route
 from tests.simulation.servers import SimulatedServer

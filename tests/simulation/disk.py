@@ -14,9 +14,9 @@ from random import Random
 from tempfile import TemporaryDirectory, gettempdir
 from unittest.mock import patch
 
-from stratagem_proto.log import WRITTEN
 from stratagem_psserver.log import log
 from stratagem_psserver.persistence import folder
+from stratagem_storage.log import WRITTEN
 from tests.simulation.thread import SimulatedThread
 from tests.simulation.world import World
 

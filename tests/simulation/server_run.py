@@ -12,8 +12,6 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from stratagem_proto.server_call import CallMessages, ServerCall
-from stratagem_proto.sockets.server.call import find_handler
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import CallError, detail_of
@@ -23,6 +21,8 @@ from stratagem_psserver.persistence.persistence import Persistence
 from stratagem_psserver.service import handlers_of
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_call import CallMessages, ServerCall
+from stratagem_rpc.socket_server.call import find_handler
 from tests.simulation.world import World
 
 Result = TypeVar("Result")

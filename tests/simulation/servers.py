@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.log import LogReader
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_storage.log import LogReader
 from tests.simulation.disk import Disk
 from tests.simulation.server_run import ServerRun
 from tests.simulation.world import World

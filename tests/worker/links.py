@@ -15,8 +15,8 @@ from stratagem._worker_client.link import WorkerLink, this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
-from stratagem_proto.wire.channel import Deadlines, open_channel
-from stratagem_proto.wire.proving import prove_now
+from stratagem_rpc.channel import Deadlines, open_channel
+from stratagem_rpc.proving import prove_now
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
 

@@ -19,8 +19,8 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_WORKER, OpenSessionRequest, Task
-from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
+from stratagem_rpc.channel import Deadlines, open_channel
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

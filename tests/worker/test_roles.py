@@ -6,10 +6,10 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from stratagem_proto.serving.access import Access, name_of
-from stratagem_proto.serving.handshake import FailedProofs
 from stratagem_proto.v1 import status_pb2, worker_pb2
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_UNSPECIFIED, FrameSockets, Role
+from stratagem_rpc.serving.access import Access, name_of
+from stratagem_rpc.serving.handshake import FailedProofs
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
 from tests.roles import WAYS, answer, handshake, request_of

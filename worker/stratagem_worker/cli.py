@@ -10,9 +10,9 @@ from pydantic import Field
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import loading
-from stratagem_proto.serving import command_line
-from stratagem_proto.serving.command_line import Job, ServingOptions
-from stratagem_proto.serving.settings import be_insecure
+from stratagem_rpc.serving import command_line
+from stratagem_rpc.serving.command_line import Job, ServingOptions
+from stratagem_rpc.serving.settings import be_insecure
 
 if TYPE_CHECKING:
     from stratagem_worker.settings import WorkerSettings

@@ -33,12 +33,12 @@ from stratagem._for_workers import (
     words_of,
 )
 from stratagem_proto.errors import CancelledError
-from stratagem_proto.lines import LineSplitter, visible
-from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.status_pb2 import RunningFunction
-from stratagem_proto.whereabouts import stack_of, whereabouts
+from stratagem_rpc.lines import LineSplitter, visible
+from stratagem_rpc.server_log import LOG
+from stratagem_rpc.serving.figures import SECONDS, Histogram
+from stratagem_rpc.whereabouts import stack_of, whereabouts
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")

@@ -14,9 +14,9 @@ from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
-from stratagem_proto.wire.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
 from stratagem_proto.wire.payloads import Pieces
-from stratagem_proto.wire.proving import prove
+from stratagem_rpc.channel import ASKING_CHANNEL_OPTIONS, Expected, open_aio_channel
+from stratagem_rpc.proving import prove
 from stratagem_worker.settings import WorkerSettings
 
 _COPY = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Copy"

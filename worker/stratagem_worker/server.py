@@ -31,26 +31,26 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
-from stratagem_proto.server_call import CallMessages, ServerCall
-from stratagem_proto.serving.callers import certificate_of_caller
-from stratagem_proto.serving.figures import Figures
-from stratagem_proto.serving.handshake import Handshakes, challenge_handler
-from stratagem_proto.serving.rpc_boundary import (
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.v1.worker_pb2 import Runtime
+from stratagem_proto.wire.payloads import split
+from stratagem_rpc.channel import PATIENT_SERVER_OPTIONS
+from stratagem_rpc.server_call import CallMessages, ServerCall
+from stratagem_rpc.serving.callers import certificate_of_caller
+from stratagem_rpc.serving.figures import Figures
+from stratagem_rpc.serving.handshake import Handshakes, challenge_handler
+from stratagem_rpc.serving.rpc_boundary import (
     Handler,
     Rpc,
     RpcBoundary,
     handler_of,
 )
-from stratagem_proto.serving.server import RpcServer
-from stratagem_proto.serving.status import StatusService
-from stratagem_proto.serving.task_servers import TaskServer, TaskSettings
-from stratagem_proto.sockets.server.listener import OfferedSockets
-from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
-from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.v1.worker_pb2 import Runtime
-from stratagem_proto.wire.channel import PATIENT_SERVER_OPTIONS
-from stratagem_proto.wire.payloads import split
+from stratagem_rpc.serving.server import RpcServer
+from stratagem_rpc.serving.status import StatusService
+from stratagem_rpc.serving.task_servers import TaskServer, TaskSettings
+from stratagem_rpc.socket_server.listener import OfferedSockets
 from stratagem_worker.functions import Executor, Interruptible
 from stratagem_worker.results import ResultMemory, StayingResults
 from stratagem_worker.session import Running, WorkSession

@@ -22,11 +22,11 @@ from stratagem._for_workers import (
     writing_behind,
 )
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.server_call import DirectWriter
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.payloads import Pieces, batches, split
+from stratagem_rpc.server_call import DirectWriter
+from stratagem_rpc.server_log import LOG
 from stratagem_worker.functions import (
     Capture,
     Executor,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stratagem._for_workers import AnyCode, LoadableCode, NamedCode
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
-from stratagem_proto.serving.settings import ServingSettings
+from stratagem_rpc.serving.settings import ServingSettings
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import count
 from benchmarks.chaos.hosts.host import Direction, Host
 from benchmarks.harness.namespace import Namespace
 from benchmarks.harness.network import SUBNET, Network
-from stratagem_proto.wire.channel import TCP, VARIABLE
+from stratagem_rpc.channel import TCP, VARIABLE
 
 _PORT = 2222
 _OWN = "STRATAGEM_CHAOS_NAMESPACE"

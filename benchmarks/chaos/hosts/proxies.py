@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from benchmarks.chaos.hosts.host import Direction, Host
 from benchmarks.stalls.relay import Relay
 from stratagem_deploy.processes.resources import ReservedAddress
-from stratagem_proto.wire.channel import GRPC, VARIABLE
+from stratagem_rpc.channel import GRPC, VARIABLE
 
 
 class Proxies:

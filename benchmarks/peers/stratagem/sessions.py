@@ -25,7 +25,7 @@ from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.connection import Connection as ServerConnection
 from stratagem._ps_client.heartbeat import Heartbeat
 from stratagem._ps_client.session import Identity
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 
 
 @contextmanager

@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from stratagem._checkpoints.restoring import metadata_of, read_with, with_origins
 from stratagem._core.names import Origin, form_of, origins_by_names
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.policy import policy_of_environment
-from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import SlotName
 from stratagem_proto.protocol import MAX_LABEL_LENGTH, name_of_whole
-from stratagem_proto.stores import store_of
-from stratagem_proto.stores.places import Place, StoreUrl, place_of
-from stratagem_proto.unclosed import start_last_thread
 from stratagem_proto.v1 import variable_pb2 as pb
 from stratagem_proto.wire.tensors import decode_dtype
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_storage.checkpoint.policy import policy_of_environment
+from stratagem_storage.checkpoint.wholes import Whole, whole_name, wholes_of
+from stratagem_storage.stores import store_of
+from stratagem_storage.stores.places import Place, StoreUrl, place_of
+from stratagem_storage.unclosed import start_last_thread
 
 
 def message_of(origin: Origin) -> pb.Origin:

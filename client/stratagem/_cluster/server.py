@@ -9,9 +9,9 @@ from stratagem._cluster.tasks import Cluster, ClusterSpec
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.secret_files import TOKEN_FILE
-from stratagem_proto.serving.task_servers import TaskSettings, task_server
-from stratagem_proto.unclosed import Unclosed
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
+from stratagem_rpc.serving.task_servers import TaskSettings, task_server
+from stratagem_storage.unclosed import Unclosed
 
 _Choice = TypeVar("_Choice")
 

@@ -20,7 +20,7 @@ from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
 )
-from stratagem_proto.whereabouts import stacks
+from stratagem_rpc.whereabouts import stacks
 
 
 class Patience:

@@ -30,7 +30,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_proto.v1.succession_pb2 import Incumbent
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 
 _LOG = logging.getLogger("stratagem")
 

@@ -35,7 +35,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_proto.v1.worker_pb2 import RESULT_USE_LARGE_STAYS, RESULT_USE_NONE, ResultPlace, Run
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 
 SHALLOWEST = 2
 """One to run, and the next, for which it need not wait then."""

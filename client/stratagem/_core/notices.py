@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from stratagem_proto.notices import ENVIRONMENT, notice_at, watched
+from stratagem_rpc.notices import ENVIRONMENT, notice_at, watched
 
 Element = TypeVar("Element")
 

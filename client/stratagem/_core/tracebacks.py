@@ -21,7 +21,16 @@ from types import TracebackType
 VARIABLE = "STRATAGEM_FOLD_TRACEBACKS"
 
 _HINT = "; --full-tracebacks of `stratagem run` shows them"
-_INSIDE = ("stratagem", "stratagem_deploy", "stratagem_proto", "stratagem_worker", "torch", "grpc")
+_INSIDE = (
+    "stratagem",
+    "stratagem_deploy",
+    "stratagem_proto",
+    "stratagem_rpc",
+    "stratagem_storage",
+    "stratagem_worker",
+    "torch",
+    "grpc",
+)
 _PYTHON = ""
 _FRAME = re.compile(r'(?P<margin>[ |]*)File "(?P<path>[^"\n]+)", line \d+, in ')
 

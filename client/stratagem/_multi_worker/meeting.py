@@ -24,7 +24,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.serving.settings import VARIABLE, is_insecure, is_loopback
+from stratagem_rpc.serving.settings import VARIABLE, is_insecure, is_loopback
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from stratagem._parameter_server.extended import LocalExtended, ParameterServerE
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.stores.places import shared_place
+from stratagem_storage.stores.places import shared_place
 
 
 class CheckpointedStrategy(Strategy):

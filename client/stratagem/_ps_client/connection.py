@@ -31,7 +31,6 @@ from stratagem._ps_client.session import (
     reopening,
 )
 from stratagem._ps_client.transport import Cancellable, Style
-from stratagem_proto import tracing
 from stratagem_proto.errors import SessionLostError, StratagemError
 from stratagem_proto.v1.session_pb2 import (
     AwaitedAnswer,
@@ -41,8 +40,9 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.waits_pb2 import Waiter
-from stratagem_proto.whereabouts import whereabouts
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc import tracing
+from stratagem_rpc.channel import Deadlines
+from stratagem_rpc.whereabouts import whereabouts
 
 
 class Permit:

@@ -23,7 +23,7 @@ from stratagem._ps_client.transport import Traffic
 from stratagem._ps_client.write_behind import Backlog, present_writes
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 
 # Larger writes are waited for: there is more to gain by sending them well.
 _MOST_BEHIND_BYTES = 16 << 10

@@ -19,8 +19,8 @@ from stratagem._ps_client.transport import (
     once,
 )
 from stratagem_proto.memory import keep_freed_memory
-from stratagem_proto.wire.channel import ANY_SERVER, GRPC, Expected, LastingChannel
-from stratagem_proto.wire.proving import CHALLENGE, Proving
+from stratagem_rpc.channel import ANY_SERVER, GRPC, Expected, LastingChannel
+from stratagem_rpc.proving import CHALLENGE, Proving
 
 
 class Handshake:

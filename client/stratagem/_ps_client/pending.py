@@ -22,10 +22,10 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.sockets.client import broken
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error, is_transient
+from stratagem_rpc.channel import Deadlines
+from stratagem_rpc.sockets.client import broken
 
 
 class SurvivedRequests:

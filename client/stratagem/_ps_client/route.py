@@ -34,15 +34,15 @@ from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_proto.wire.asking import Answer, Question, begin_status
-from stratagem_proto.wire.channel import (
+from stratagem_proto.wire.segment import Segment
+from stratagem_rpc.asking import Answer, Question, begin_status
+from stratagem_rpc.channel import (
     ANY_PARAMETER_SERVER,
     Deadlines,
     Expected,
     LastingChannel,
     open_channel,
 )
-from stratagem_proto.wire.segment import Segment
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ServersService"].full_name
 _PATH = f"/{_SERVICE}/LocateTasks"

@@ -12,9 +12,9 @@ from stratagem._ps_client.grpc_transport import GrpcTransport
 from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.transport import Attempt, Call, Transport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import ANY_SERVER, AUTO, Expected, transport_from_environment
+from stratagem_rpc.channel import ANY_SERVER, AUTO, Expected, transport_from_environment
+from stratagem_rpc.sockets.client import endpoints
 
 _LOG = logging.getLogger("stratagem")
 

@@ -41,7 +41,7 @@ from stratagem_proto.v1.session_pb2 import (
     Task,
 )
 from stratagem_proto.v1.waits_pb2 import Waiter
-from stratagem_proto.wire.channel import ANY_SERVER, CHANNEL_OPTIONS, Expected, open_channel
+from stratagem_rpc.channel import ANY_SERVER, CHANNEL_OPTIONS, Expected, open_channel
 
 
 @dataclass(frozen=True)

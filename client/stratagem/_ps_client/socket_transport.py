@@ -12,9 +12,9 @@ from typing import cast
 from stratagem._core.waiting import awaited, uninterrupted
 from stratagem._ps_client.transport import Attempt, Call, Responses, Style, Transport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.sockets.client import Endpoint, SocketLink, broken, require_ok
-from stratagem_proto.sockets.frames import FrameKind, SocketFrame, parts
 from stratagem_proto.wire.segment import Segment, grown
+from stratagem_rpc.sockets.client import Endpoint, SocketLink, broken, require_ok
+from stratagem_rpc.sockets.frames import FrameKind, SocketFrame, parts
 
 # Kept open while there is nothing to call; more are closed.
 _MOST = 8

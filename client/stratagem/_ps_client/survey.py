@@ -23,9 +23,9 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1 import servers_pb2 as pb
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.v1.servers_pb2 import DescribeServerResponse
-from stratagem_proto.wire.asking import Answer, Question
-from stratagem_proto.wire.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_rpc.asking import Answer, Question
+from stratagem_rpc.channel import ANY_PARAMETER_SERVER, open_channel
 
 
 class Effort(NamedTuple):

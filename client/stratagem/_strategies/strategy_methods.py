@@ -107,7 +107,7 @@ class CheckpointMethods:
         """
         # Late: programs that save no files do without what writes them.
         from stratagem._checkpoints.files import writer, written_elsewhere
-        from stratagem_proto.stores.places import place_of
+        from stratagem_storage.stores.places import place_of
 
         place_of(path)
         state = self.state_dict()

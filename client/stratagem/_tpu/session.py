@@ -59,7 +59,7 @@ from stratagem_proto.errors import (
     WorkerLostError,
 )
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 
 
 class HostStrategyKind(SessionKind):

@@ -49,7 +49,9 @@ _STATIC = (
     torch.memory_format,
 )
 _NAMED = (BuiltinFunctionType, FunctionType, ModuleType, type)
-_LIBRARIES = frozenset({"torch", "numpy", "stratagem", "stratagem_proto"})
+_LIBRARIES = frozenset(
+    {"torch", "numpy", "stratagem", "stratagem_proto", "stratagem_rpc", "stratagem_storage"}
+)
 _CONSTANT_MODULES = frozenset({"torch", "math", "builtins", "operator", "stratagem"})
 # The outcome of these does not follow from what a function captures.
 _UNPREDICTABLE = frozenset({"__import__", "eval", "exec", "globals", "input", "open", "vars"})

@@ -41,19 +41,19 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.sockets.client import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.v1.worker_pb2 import Runtime
-from stratagem_proto.wire.channel import (
+from stratagem_proto.wire.payloads import Pieces, split
+from stratagem_proto.wire.status import translated
+from stratagem_rpc.channel import (
     GRPC,
     PATIENT_SECONDS,
     Deadlines,
     Expected,
     transport_from_environment,
 )
-from stratagem_proto.wire.payloads import Pieces, split
-from stratagem_proto.wire.status import translated
+from stratagem_rpc.sockets.client import endpoints
 
 Show = Callable[[str, str], None]
 """Takes "stdout", "stderr" or the name of a level of the log, and a text."""

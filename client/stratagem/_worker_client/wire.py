@@ -21,14 +21,14 @@ from stratagem._ps_client.transport import TrafficMeter
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._shipping.pickling import words_of
 from stratagem_proto.errors import CancelledError, MalformedStreamError
-from stratagem_proto.sockets.client import Endpoint, SocketLink, broken, require_ok
-from stratagem_proto.sockets.frames import FrameKind, parts
-from stratagem_proto.sockets.streams import Piece
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.wire.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
 from stratagem_proto.wire.payloads import batches
-from stratagem_proto.wire.proving import CHALLENGE, Proving
 from stratagem_proto.wire.status import CallError
+from stratagem_rpc.channel import ANY_SERVER, PATIENT_CHANNEL_OPTIONS, Expected, open_channel
+from stratagem_rpc.proving import CHALLENGE, Proving
+from stratagem_rpc.sockets.client import Endpoint, SocketLink, broken, require_ok
+from stratagem_rpc.sockets.frames import FrameKind, parts
+from stratagem_rpc.sockets.streams import Piece
 
 
 class ClosureAnswer(NamedTuple):

@@ -501,9 +501,9 @@ def _status(address: str, token: str) -> GetStatusResponse:
     # Late: few programs ask, and nothing else here needs the wire.
     import grpc
 
-    from stratagem_proto.wire.asking import begin_status
-    from stratagem_proto.wire.channel import Deadlines, open_channel
     from stratagem_proto.wire.status import from_rpc_error
+    from stratagem_rpc.asking import begin_status
+    from stratagem_rpc.channel import Deadlines, open_channel
 
     with open_channel(address) as channel:
         call = begin_status(channel, token, Deadlines().call, wait_for_ready=True)

@@ -20,15 +20,15 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from typing_extensions import Self
 
-from stratagem_proto.certificates.folder import (
+from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from stratagem_rpc.certificates.folder import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
     identified,
     parsed,
 )
-from stratagem_proto.certificates.identity import CertifiedIdentity
-from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from stratagem_rpc.certificates.identity import CertifiedIdentity
 
 AUTHORITY_KEY = "ca.key"
 

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from stratagem_deploy.certificates.subjects import completed_subjects
 from stratagem_deploy.output import exit_on, table_console
-from stratagem_proto.certificates.presented import not_installed
 from stratagem_proto.errors import StratagemError
+from stratagem_rpc.certificates.presented import not_installed
 
 app = typer.Typer(
     no_args_is_help=True, help="Make the certificates of a cluster, renew and show them."
@@ -160,7 +160,7 @@ def show(
 
 def _facts(folder: Path) -> dict[str, str | float]:
     """Return what the certificate in a folder says; raise as `read_certificates`."""
-    from stratagem_proto.certificates.folder import read_certificates
+    from stratagem_rpc.certificates.folder import read_certificates
 
     found = read_certificates(folder)
     identity, leaf = found.identity, found.leaf

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stratagem_proto.certificates.identity import ROLES
-from stratagem_proto.certificates.presented import VARIABLE, not_installed
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_rpc.certificates.identity import ROLES
+from stratagem_rpc.certificates.presented import VARIABLE, not_installed
 
 _TASK = re.compile(r"([^:=]+):([0-9]{1,9})(?:=(.+))?")
 

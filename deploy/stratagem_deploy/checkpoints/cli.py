@@ -22,10 +22,10 @@ from stratagem_proto.errors import (
     PermissionDeniedError,
 )
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.stores.places import Place, shared_place
+from stratagem_storage.stores.places import Place, shared_place
 
 if TYPE_CHECKING:
-    from stratagem_proto.checkpoint.policy import CheckpointPolicy
+    from stratagem_storage.checkpoint.policy import CheckpointPolicy
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at checkpoints, check them, and write them in other forms."
@@ -75,7 +75,7 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be read.
     """
     from stratagem_deploy.checkpoints.inspection import contents, table
-    from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_storage.checkpoint.folder import open_checkpoint
 
     with _answering():
         listed = contents(open_checkpoint(shared_place(source)))
@@ -93,9 +93,9 @@ def verify(source: Source, as_json: AsJson = False) -> None:
 
     Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
     """
-    from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.checkpoint.policy import policy_of_environment
-    from stratagem_proto.checkpoint.wholes import wholes_of
+    from stratagem_storage.checkpoint.folder import open_checkpoint
+    from stratagem_storage.checkpoint.policy import policy_of_environment
+    from stratagem_storage.checkpoint.wholes import wholes_of
 
     with _answering():
         checkpoint = open_checkpoint(shared_place(source), policy_of_environment())
@@ -126,8 +126,8 @@ def export_file(
     """
     from stratagem_deploy.checkpoints.dcp import export_dcp
     from stratagem_deploy.checkpoints.writing import export
-    from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.checkpoint.policy import policy_of_environment
+    from stratagem_storage.checkpoint.folder import open_checkpoint
+    from stratagem_storage.checkpoint.policy import policy_of_environment
 
     if form is Format.dcp and stored_rows:
         raise typer.BadParameter("--stored-rows is for --format safetensors")
@@ -180,7 +180,7 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
     elif prefix or optimizer:
         raise typer.BadParameter("--prefix and --optimizer are for --format dcp")
     else:
-        from stratagem_proto.checkpoint.policy import CheckpointPolicy
+        from stratagem_storage.checkpoint.policy import CheckpointPolicy
 
         # Whoever imports a file says that it is to be trusted.
         _write_anew(source, CheckpointPolicy(), target, servers, keep, as_json)
@@ -234,8 +234,8 @@ def _write_anew(  # one parameter for each option
     as_json: bool,
 ) -> None:
     from stratagem_deploy.checkpoints.writing import reshard as written
-    from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.checkpoint.policy import policy_of_environment
+    from stratagem_storage.checkpoint.folder import open_checkpoint
+    from stratagem_storage.checkpoint.policy import policy_of_environment
 
     with _answering():
         checkpoint = open_checkpoint(shared_place(source), policy or policy_of_environment())
@@ -272,8 +272,8 @@ def sign(
     the copy cannot be written.
     """
     from stratagem_deploy.checkpoints.writing import sign as signed
-    from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.stores import store_of
+    from stratagem_storage.checkpoint.folder import open_checkpoint
+    from stratagem_storage.stores import store_of
 
     with _answering():
         place = shared_place(source)
@@ -295,7 +295,7 @@ def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
     read.
     """
     from stratagem_deploy.checkpoints.inspection import differences
-    from stratagem_proto.checkpoint.folder import open_checkpoint
+    from stratagem_storage.checkpoint.folder import open_checkpoint
 
     with _answering():
         opened = [open_checkpoint(shared_place(each)) for each in (first, second)]

@@ -24,15 +24,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stratagem_deploy.checkpoints.writing import reshard
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.wholes import wholes_of
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, NotFoundError
 from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName, names_optimizer
-from stratagem_proto.stores.local import LocalFolder
-from stratagem_proto.stores.places import Place
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.wholes import wholes_of
+from stratagem_storage.stores.local import LocalFolder
+from stratagem_storage.stores.places import Place
 
 
 @dataclass(frozen=True)

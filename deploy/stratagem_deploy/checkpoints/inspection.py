@@ -10,11 +10,11 @@ import torch
 from rich.table import Table
 
 from stratagem_deploy.output import table_console
-from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
-from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.wholes import Whole, WholeTable, wholes_of
 from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_storage.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
+from stratagem_storage.checkpoint.folder import Checkpoint
+from stratagem_storage.checkpoint.wholes import Whole, WholeTable, wholes_of
 
 _COLUMNS = ("name", "kind", "dtype", "shape", "rows", "shards", "version")
 

@@ -10,17 +10,9 @@ from itertools import chain, cycle
 
 import torch
 
-from stratagem_proto.checkpoint.entries import KEYS, TensorFile, WriteOptions, companion, write_file
-from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
-from stratagem_proto.checkpoint.index import Index
-from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.wholes import Whole, WholeTable, undivided, wholes_of
 from stratagem_proto.division import PartRows
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.stores import store_of
-from stratagem_proto.stores.places import AnyPlace, Place
-from stratagem_proto.stores.store import Folder
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
@@ -32,6 +24,20 @@ from stratagem_proto.v1.variable_pb2 import (
 from stratagem_psserver.variables.restoring import read_table
 from stratagem_psserver.variables.snapshots import Snapshot
 from stratagem_psserver.variables.store import VariableStore
+from stratagem_storage.checkpoint.entries import (
+    KEYS,
+    TensorFile,
+    WriteOptions,
+    companion,
+    write_file,
+)
+from stratagem_storage.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
+from stratagem_storage.checkpoint.index import Index
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.wholes import Whole, WholeTable, undivided, wholes_of
+from stratagem_storage.stores import store_of
+from stratagem_storage.stores.places import AnyPlace, Place
+from stratagem_storage.stores.store import Folder
 
 _Item = tuple[Content, Callable[[], torch.Tensor]]
 """A tensor to write, and what reads it."""

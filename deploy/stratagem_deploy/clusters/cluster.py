@@ -17,7 +17,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.unclosed import Unclosed, join_last_threads
+from stratagem_storage.unclosed import Unclosed, join_last_threads
 
 _GRACE_SECONDS = 2.0
 _GLANCE_SECONDS = 0.05

@@ -19,9 +19,9 @@ from stratagem_deploy.clusters.plan import Storage, arbiter_folder, check_server
 from stratagem_deploy.clusters.servers import ReplicatedServer, RestartableServer, Which, serving
 from stratagem_deploy.output import Screen
 from stratagem_deploy.processes.resources import PrivateDirectory, ReservedAddresses
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_psserver.settings import Durability
+from stratagem_rpc.certificates.presented import presenting
 
 
 class LocalCluster(Cluster):

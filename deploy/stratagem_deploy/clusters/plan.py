@@ -17,12 +17,12 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_psserver.settings import MOST_REPLICAS, Durability, ServerSettings
+from stratagem_storage.stores.places import absolute_place, shared_place
 
 if TYPE_CHECKING:
-    from stratagem_proto.serving.policy import AccessPolicy
     from stratagem_psserver.server import ParameterServer
+    from stratagem_rpc.serving.policy import AccessPolicy
     from stratagem_worker.server import WorkerServer
 
 _LOG = logging.getLogger("stratagem")
@@ -68,7 +68,7 @@ class Storage:
         if not self.policy:
             return None
         # It loads PyTorch, for which commands without policies do not wait.
-        from stratagem_proto.serving.policy import read_policy
+        from stratagem_rpc.serving.policy import read_policy
 
         return read_policy(Path(self.policy))
 
@@ -98,7 +98,7 @@ class Storage:
         if not self.restore:
             return
         # It loads torch, for which commands without checkpoints do not wait.
-        from stratagem_proto.checkpoint.folder import open_checkpoint
+        from stratagem_storage.checkpoint.folder import open_checkpoint
 
         try:
             checkpoint = open_checkpoint(shared_place(self.restore))

@@ -31,11 +31,11 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus, Standing, View
-from stratagem_proto.wire.asking import begin_status
-from stratagem_proto.wire.channel import open_channel
+from stratagem_rpc.asking import begin_status
+from stratagem_rpc.channel import open_channel
 
 if TYPE_CHECKING:
-    from stratagem_proto.serving import server
+    from stratagem_rpc.serving import server
 
 _EXIT_SECONDS = 1.0
 

@@ -61,7 +61,7 @@ def dashboard(  # noqa: PLR0913  # one parameter for each option
     """
     from stratagem_deploy.dashboard.pages import PageServer
     from stratagem_deploy.dashboard.watcher import Watched, Watcher
-    from stratagem_proto.serving.command_line import asked_to_stop
+    from stratagem_rpc.serving.command_line import asked_to_stop
 
     found = found_cluster(servers, cluster, run)
     look = look_at(found, token_file, timeout)

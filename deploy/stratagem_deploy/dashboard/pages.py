@@ -19,17 +19,17 @@ from urllib.parse import parse_qs
 
 from stratagem_deploy.dashboard.watcher import EVERY_SECONDS, Watched, Watcher
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, ask, places_of
-from stratagem_proto.certificates.presented import certificates_in
 from stratagem_proto.configuration.tf_config import read_tf_config
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
-from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.pages import ShownServer
-from stratagem_proto.serving.scrape_server import ScrapeServer
-from stratagem_proto.serving.settings import check_address, is_loopback
-from stratagem_proto.sockets.server.listener import cannot_listen
+from stratagem_rpc.certificates.presented import certificates_in
+from stratagem_rpc.server_log import LOG
+from stratagem_rpc.serving.pages import ShownServer
+from stratagem_rpc.serving.scrape_server import ScrapeServer
+from stratagem_rpc.serving.settings import check_address, is_loopback
+from stratagem_rpc.socket_server.listener import cannot_listen
 
 if TYPE_CHECKING:
-    from stratagem_proto.certificates.folder import Certificates
+    from stratagem_rpc.certificates.folder import Certificates
 
 _SECRET_BYTES = 32
 
@@ -223,7 +223,7 @@ class _Http(ScrapeServer):
     """Encrypts for browsers, which have no certificates of the cluster."""
 
     def context(self, shown: Certificates) -> ssl.SSLContext:
-        from stratagem_proto.certificates.folder import page_context
+        from stratagem_rpc.certificates.folder import page_context
 
         return page_context(shown)
 

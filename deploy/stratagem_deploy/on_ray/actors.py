@@ -22,8 +22,8 @@ from stratagem_proto.errors import (
     InvalidTypeError,
     UnavailableError,
 )
-from stratagem_proto.serving.settings import be_insecure
 from stratagem_psserver import environment
+from stratagem_rpc.serving.settings import be_insecure
 
 
 def load() -> Any:

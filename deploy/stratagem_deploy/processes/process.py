@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stratagem_deploy.processes import tether
-from stratagem_proto.lines import LineSplitter, visible
+from stratagem_rpc.lines import LineSplitter, visible
 
 _KEPT_LINES = 30
 

@@ -12,14 +12,14 @@ import typer
 from stratagem_deploy.clusters.plan import Storage, check_servers
 from stratagem_deploy.output import Display, JsonLines, Screen
 from stratagem_deploy.running.run import RunOptions, ScriptRun, ScriptSettings
-from stratagem_proto.certificates.presented import VARIABLE as CERTIFICATES
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_proto.notices import notice_at
+from stratagem_rpc.certificates.presented import VARIABLE as CERTIFICATES
+from stratagem_rpc.notices import notice_at
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -51,10 +51,10 @@ from stratagem_deploy.processes.resources import (
 )
 from stratagem_deploy.processes.supervision import ReplicaRestarts, Restarts, Supervision
 from stratagem_deploy.running.additions import Addition, asked_at
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.configuration.model import ProcessSettings, variable
-from stratagem_proto.notices import Notice, watched
 from stratagem_psserver.settings import MOST_REPLICAS, Durability
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.notices import Notice, watched
 
 
 class RunOptions(ProcessSettings):

@@ -19,12 +19,12 @@ from stratagem_proto.errors import (
     UnimplementedError,
 )
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
-from stratagem_proto.serving.settings import check_server_address
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, Histogram, MethodStatus
-from stratagem_proto.wire.asking import begin_status
-from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.status import from_rpc_error
+from stratagem_rpc.asking import begin_status
+from stratagem_rpc.channel import open_channel
+from stratagem_rpc.serving.settings import check_server_address
 
 _OTHER_PORT = " This is probably its port for health checks; give the main one, that of --bind"
 

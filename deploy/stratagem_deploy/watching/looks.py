@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from stratagem_deploy.output import exit_on
-from stratagem_proto.certificates.presented import presented, presenting
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.secret_files import TOKEN_FILE
+from stratagem_rpc.certificates.presented import presented, presenting
 
 if TYPE_CHECKING:
     from stratagem_deploy.watching.asking import ServerAnswer, WatchedCluster

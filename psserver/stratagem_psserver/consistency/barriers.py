@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.input_order import MAX_REPORTED, BatchRead, different_inputs
 from stratagem_proto.protocol import check_name
-from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.consistency_pb2 import InputDigest
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.waiting import AwaitedClient, listed
+from stratagem_rpc.shares import is_used_up
 
 # The most passages that tasks wait for, and the most that are remembered.
 MAX_GATHERINGS = 10_000

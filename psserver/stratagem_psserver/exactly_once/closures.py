@@ -19,7 +19,6 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.shares import is_used_up, share_of
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_psserver.exactly_once.numbering import (
@@ -32,6 +31,7 @@ from stratagem_psserver.exactly_once.numbering import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.sessions import Session
+from stratagem_rpc.shares import is_used_up, share_of
 
 # The coordinators that are known with their functions.
 MAX_COORDINATORS = 1_024

@@ -20,12 +20,12 @@ from stratagem_proto.protocol import (
     SCALAR_NAME_CHARACTERS,
     check_name,
 )
-from stratagem_proto.serving.access import name_of
-from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, Scalar
-from stratagem_proto.whereabouts import MAX_CHARACTERS
 from stratagem_psserver.exactly_once.counted_steps import CountedSteps
 from stratagem_psserver.exactly_once.sessions import Fence, Session, Succession, superseded
+from stratagem_rpc.serving.access import name_of
+from stratagem_rpc.shares import is_used_up
+from stratagem_rpc.whereabouts import MAX_CHARACTERS
 
 MAX_SESSIONS = 65_536
 

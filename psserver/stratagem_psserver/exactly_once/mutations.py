@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from stratagem_proto import tracing
-from stratagem_proto.eager import begin
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,
@@ -42,6 +40,8 @@ from stratagem_psserver.limits import PRESENT, Budget, Reservation, Stop, alloca
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.uploads import StoredRequest
 from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits, unfinished_steps
+from stratagem_rpc import tracing
+from stratagem_rpc.eager import begin
 
 # A repetition may succeed where these failed, so they are not recorded. A stream that was cut can
 # look like one that its client ended too early.

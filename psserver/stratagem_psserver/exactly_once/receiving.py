@@ -16,7 +16,6 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.protocol import MAX_TENSORS
-from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.parameter_server_pb2 import TensorSplit
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import Assembler, whole
@@ -27,6 +26,7 @@ from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import Budget, Reservation, is_out_of_memory
 from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
+from stratagem_rpc.serving.figures import Figures
 
 
 class Manifest:

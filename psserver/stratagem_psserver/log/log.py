@@ -13,11 +13,11 @@ from threading import Thread
 from typing import Protocol
 
 from stratagem_proto.errors import StratagemError, UnavailableError
-from stratagem_proto.log import Entry
-from stratagem_proto.server_log import LOG
-from stratagem_proto.serving.figures import SECONDS, Histogram
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
+from stratagem_rpc.server_log import LOG
+from stratagem_rpc.serving.figures import SECONDS, Histogram
+from stratagem_storage.log import Entry
 
 
 class DiskThread:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stratagem_proto.log import WRITTEN, Entry, Written, encode_batch, first_of, segment_name
-from stratagem_proto.stores.local import sync_folder
 from stratagem_proto.v1.log_pb2 import SegmentHead
+from stratagem_storage.log import WRITTEN, Entry, Written, encode_batch, first_of, segment_name
+from stratagem_storage.stores.local import sync_folder
 
 _PREFIX = "spare-"
 

@@ -12,7 +12,6 @@ import torch
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.rows import distinct, summed
-from stratagem_proto.shares import is_used_up
 from stratagem_proto.v1.parameter_server_pb2 import GradientRef
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
@@ -21,6 +20,7 @@ from stratagem_psserver.limits import Reservation
 from stratagem_psserver.variables.assignments import check_fit, tensor_at
 from stratagem_psserver.variables.reads import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore
+from stratagem_rpc.shares import is_used_up
 
 
 @dataclass

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_proto.log import WRITTEN, Tail, first_of, segments_in
-from stratagem_proto.open_folders import OpenFolder
-from stratagem_proto.stores.local import replace_file, sync_folder
 from stratagem_proto.v1.replication_pb2 import Replica
+from stratagem_storage.checkpoint.index import refused_if_unsound
+from stratagem_storage.log import WRITTEN, Tail, first_of, segments_in
+from stratagem_storage.open_folders import OpenFolder
+from stratagem_storage.stores.local import replace_file, sync_folder
 
 MOUNTS = Path("/proc/self/mountinfo")
 

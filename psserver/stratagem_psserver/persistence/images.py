@@ -11,25 +11,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratagem_proto.checkpoint.entries import BLOCK_BYTES, TensorEntry
-from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import Index, is_count, refused_if_unsound
-from stratagem_proto.checkpoint.parts import Part, write_part
 from stratagem_proto.errors import (
     FailedPreconditionError,
     NotFoundError,
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.server_log import LOG
-from stratagem_proto.stores.local import latest_of
-from stratagem_proto.stores.store import INDEX, LATEST
 from stratagem_psserver.checkpoints import facts_of, resume_facts, resume_variables
 from stratagem_psserver.log.changes import RecordLog
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshots import Snapshot
+from stratagem_rpc.server_log import LOG
+from stratagem_storage.checkpoint.entries import BLOCK_BYTES, TensorEntry
+from stratagem_storage.checkpoint.folder import (
+    Checkpoint,
+    NewCheckpoint,
+    open_checkpoint,
+    part_name,
+)
+from stratagem_storage.checkpoint.index import Index, is_count, refused_if_unsound
+from stratagem_storage.checkpoint.parts import Part, write_part
+from stratagem_storage.stores.local import latest_of
+from stratagem_storage.stores.store import INDEX, LATEST
 
 # Of a large tensor, so much is read between two rests.
 _AT_ONCE_BYTES = 1 << 20

@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.log import FORMAT, LogReader, Written
 from stratagem_proto.protocol import RUN_BYTES
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import Kernels, SegmentHead
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.checkpoints import resume_as_another_run
@@ -30,6 +28,8 @@ from stratagem_psserver.persistence.images import (
 from stratagem_psserver.persistence.replay import Recovery, RetainedRecords
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_log import LOG
+from stratagem_storage.log import FORMAT, LogReader, Written
 
 
 def present_kernels() -> Kernels:

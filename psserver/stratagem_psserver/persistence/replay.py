@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from google.protobuf.message import Message
 from typing_extensions import Self
 
-from stratagem_proto.checkpoint.index import refused_if_unsound
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
-from stratagem_proto.log import Entry, Record
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import log_pb2 as logged
@@ -42,6 +40,8 @@ from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import StoredRequest
+from stratagem_storage.checkpoint.index import refused_if_unsound
+from stratagem_storage.log import Entry, Record
 
 # Records that no image can lack any more are looked for whenever so many more are retained, and
 # after each record that is larger than this.

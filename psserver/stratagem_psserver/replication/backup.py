@@ -12,7 +12,6 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     Acknowledgement,
     BatchPiece,
@@ -36,6 +35,7 @@ from stratagem_psserver.replication.exchange import (
 from stratagem_psserver.replication.standby import IncomingImage, ReplicaDisk, Standby
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_log import LOG
 
 Call: TypeAlias = DialledChannel[FollowRequest, FollowResponse]
 

@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 from stratagem_proto.errors import StratagemError, UnavailableError
-from stratagem_proto.log import Entry
 from stratagem_proto.v1.replication_pb2 import (
     Beacon,
     FollowRequest,
@@ -29,6 +28,7 @@ from stratagem_psserver.replication.exchange import (
     Window,
     batch_messages,
 )
+from stratagem_storage.log import Entry
 
 # No more records are applied while so many bytes wait to be sent.
 _MOST_BYTES = 256 << 20

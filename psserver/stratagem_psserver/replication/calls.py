@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.server_call import ServerCall
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
     FollowRequest,
@@ -18,18 +17,19 @@ from stratagem_proto.v1.replication_pb2 import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_SERVER, OpenSessionRequest, Task
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.asking import SERVICE as STATUS_SERVICE
-from stratagem_proto.wire.asking import Question
-from stratagem_proto.wire.channel import (
+from stratagem_proto.wire.status import from_rpc_error
+from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
+from stratagem_rpc.asking import Question
+from stratagem_rpc.channel import (
     ASKING_CHANNEL_OPTIONS,
     CHANNEL_OPTIONS,
     Expected,
     Options,
     open_aio_channel,
 )
-from stratagem_proto.wire.proving import prove
-from stratagem_proto.wire.status import from_rpc_error
-from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.proving import prove
+from stratagem_rpc.server_call import ServerCall
 
 _ASK_SECONDS = 1.0
 

@@ -8,14 +8,6 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.log import (
-    HEADER_BYTES,
-    Entry,
-    Record,
-    decode_contents,
-    decode_header,
-    encode_batch,
-)
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import (
@@ -26,6 +18,14 @@ from stratagem_proto.v1.replication_pb2 import (
     ImagePiece,
 )
 from stratagem_psserver.environment import Clock
+from stratagem_storage.log import (
+    HEADER_BYTES,
+    Entry,
+    Record,
+    decode_contents,
+    decode_header,
+    encode_batch,
+)
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)

@@ -13,7 +13,6 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
     FollowResponse,
@@ -34,6 +33,7 @@ from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.replication.verification import Verification
 from stratagem_psserver.replication.views import alone, handed_over, is_primary, with_backup
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_log import LOG
 
 _RETRY_SECONDS = 0.1
 

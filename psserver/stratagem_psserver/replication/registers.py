@@ -16,9 +16,6 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, UnavailableError
-from stratagem_proto.kubernetes_api import api_client
-from stratagem_proto.serving.settings import check_address
-from stratagem_proto.stores.local import sync_folder
 from stratagem_proto.v1.replication_pb2 import View
 from stratagem_psserver.persistence.folder import VOLATILE, file_system_of
 from stratagem_psserver.replication.arbiter import (
@@ -30,6 +27,9 @@ from stratagem_psserver.replication.arbiter import (
     view_of,
 )
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.kubernetes_api import api_client
+from stratagem_rpc.serving.settings import check_address
+from stratagem_storage.stores.local import sync_folder
 
 # Here a lock may exclude the processes of one host only, or it is a matter of mount options.
 _SHARED = {

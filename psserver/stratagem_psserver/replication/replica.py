@@ -15,7 +15,6 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import RUN_BYTES, SESSION_ID_BYTES
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import Kernels
 from stratagem_proto.v1.replication_pb2 import (
     FollowRequest,
@@ -48,6 +47,7 @@ from stratagem_psserver.replication.views import (
 )
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_rpc.server_log import LOG
 
 
 class Host(Protocol):

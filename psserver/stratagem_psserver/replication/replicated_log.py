@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 from stratagem_proto.errors import NotPrimaryError, UnavailableError
-from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.status_pb2 import LogStatus
 from stratagem_psserver.log.log import Log
 from stratagem_psserver.persistence.replay import RetainedRecords
 from stratagem_psserver.replication.backup_link import BackupLink
+from stratagem_storage.log import Entry
 
 # Those who wait are told so after this time, and repeat their requests.
 _PATIENCE_SECONDS = 10.0

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from stratagem_proto.errors import DataLossError
-from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.v1.replication_pb2 import ImagePiece, StateDigest
 from stratagem_psserver.log.log import Log
@@ -21,6 +20,7 @@ from stratagem_psserver.persistence.replay import Recovery, RetainedRecords
 from stratagem_psserver.replication.exchange import Arrival, Pace
 from stratagem_psserver.replication.verification import digests_beside
 from stratagem_psserver.state import ServerState
+from stratagem_storage.log import Entry
 
 # So few records to apply are no reason to go on.
 _FEW = 16

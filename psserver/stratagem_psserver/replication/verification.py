@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stratagem_proto.server_log import LOG
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.persistence.images import Moment, moment_of
@@ -16,6 +15,7 @@ from stratagem_psserver.replication.backup_link import BackupLink
 from stratagem_psserver.replication.replicated_log import ReplicatedLog
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshots import Snapshot
+from stratagem_rpc.server_log import LOG
 
 # What a client has acknowledged is told by requests of which a log has none.
 _UNRECORDED = {"acknowledged", "replies"}

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
-from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.checkpoint_gate import STEPS, Progress
@@ -21,6 +18,9 @@ from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.variables.restoring import read_restored, replace
 from stratagem_psserver.waiting import Waiter, unfinished_steps
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_storage.checkpoint.policy import CheckpointPolicy
+from stratagem_storage.stores.places import shared_place
 
 
 class CheckpointRpcs:

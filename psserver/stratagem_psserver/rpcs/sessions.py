@@ -12,7 +12,6 @@ from stratagem_proto.protocol import (
     SESSION_ID_BYTES,
     session_name,
 )
-from stratagem_proto.serving.callers import certificate_of_caller
 from stratagem_proto.v1 import closure_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
@@ -21,6 +20,7 @@ from stratagem_psserver.exactly_once.closures import EndedClosures, Requester
 from stratagem_psserver.exactly_once.sessions import Session, session_of
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.waiting import AwaitedClient, Waiter, listed
+from stratagem_rpc.serving.callers import certificate_of_caller
 
 # A session does not end while a request of it is being applied.
 _CLOSING_SECONDS = 20.0

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, StratagemError
-from stratagem_proto.serving.access import Access
 from stratagem_proto.v1 import closed_step_pb2, consistency_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
@@ -28,6 +27,7 @@ from stratagem_psserver.synchronous.contributions import (
 )
 from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.waiting import Waiter
+from stratagem_rpc.serving.access import Access
 
 
 def all_gradients(

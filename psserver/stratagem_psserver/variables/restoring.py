@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
-from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.index import refused_if_unsound
-from stratagem_proto.checkpoint.wholes import TablePart, Whole, WholeTable, whole_name, wholes_of
 from stratagem_proto.division import PartRows, part_of_keys
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
@@ -19,6 +15,10 @@ from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, Tab
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import VariableStore
+from stratagem_storage.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
+from stratagem_storage.checkpoint.folder import Checkpoint
+from stratagem_storage.checkpoint.index import refused_if_unsound
+from stratagem_storage.checkpoint.wholes import TablePart, Whole, WholeTable, whole_name, wholes_of
 
 _ROWS_AT_ONCE_BYTES = 4 << 20
 

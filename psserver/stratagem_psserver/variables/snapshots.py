@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from stratagem_proto.checkpoint.entries import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED, companion
-from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.errors import FailedPreconditionError, VariableNotFoundError
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -21,6 +19,8 @@ from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import Admission
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable, VariableStore
+from stratagem_storage.checkpoint.entries import COUNTS, KEYS, SEEN, SIGHTS, TOUCHED, companion
+from stratagem_storage.checkpoint.parts import Content
 
 
 class SnapshotValue(Protocol):

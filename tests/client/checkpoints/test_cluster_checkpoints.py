@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import stratagem
 from stratagem import InvalidArgumentError, ParameterServerStrategy, Variable
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.checkpoints.counters import SERVERS, count_until, counters
 from tests.client.checkpoints.training import Training, sharding

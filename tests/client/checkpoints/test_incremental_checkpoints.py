@@ -14,8 +14,8 @@ import stratagem
 from stratagem import DistributedOptimizer, InvalidArgumentError, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding
 from stratagem.optim import RowWiseAdagrad
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.checkpoints.training import sharding
 from tests.client.clusters import running

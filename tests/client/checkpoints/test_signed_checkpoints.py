@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 import stratagem
 from stratagem import FailedPreconditionError, ParameterServerStrategy, PermissionDeniedError
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
+from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.policy import CheckpointPolicy
 from tests.client.clusters import running
 
 KEYS = ("the key of this cluster", "the key of another one")

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import stratagem
 from stratagem import InvalidArgumentError, NotFoundError, StoreError, Variable
-from stratagem_proto.stores.object_calls import system_of
+from stratagem_storage.stores.object_calls import system_of
 from tests.checkpoints import load_from
 from tests.client.clusters import running
 

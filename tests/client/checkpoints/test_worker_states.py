@@ -24,7 +24,7 @@ from stratagem import (
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.checkpoints.writing import reshard
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.clusters import running
 from tests.conftest import TOKEN

@@ -20,9 +20,9 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.errors import CancelledError, InvalidArgumentError, SupersededError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_COORDINATOR, ROLE_WORKER, Role
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import Deadlines
 from tests.client.connections import add, make
 from tests.conftest import TOKEN
 from tests.waiting import eventually

@@ -24,9 +24,9 @@ from stratagem_proto.errors import (
     StratagemError,
     UnauthenticatedError,
 )
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import Deadlines
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.coordinator.coordination import coordinating, new_resolver

@@ -28,7 +28,7 @@ from stratagem._tpu.remote import RemoteCores
 from stratagem._tpu.session import connected
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_rpc.channel import Deadlines
 from tests.client.hosts.signals import BEGUN, begin
 from tests.interrupts import interrupt, interruptible
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stratagem.consistency import Sync
-from stratagem_proto.sockets.client import SocketLink
+from stratagem_rpc.sockets.client import SocketLink
 from tests.client.clusters import running
 from tests.client.parameter_server.counter import Counter
 from tests.client.parameter_server.pairs import Pair, pairs

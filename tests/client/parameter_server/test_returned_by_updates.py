@@ -16,7 +16,7 @@ from stratagem import (
     get_strategy,
 )
 from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES
-from stratagem_proto.wire.channel import GRPC, VARIABLE
+from stratagem_rpc.channel import GRPC, VARIABLE
 from tests.client.clusters import Cluster
 from tests.client.coordinator.coordination import coordinating
 from tests.client.relayed_clusters import relayed

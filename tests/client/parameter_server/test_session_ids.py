@@ -15,10 +15,10 @@ import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem._ps_client import session
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.wire.asking import begin_status
-from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.asking import begin_status
+from stratagem_rpc.channel import open_channel
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_proto.certificates.presented import presenting
-from stratagem_proto.serving.process import LoopThread
-from stratagem_proto.wire.channel import TCP, UNIX
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import TCP, UNIX
+from stratagem_rpc.serving.process import LoopThread
 from tests.certified import certified
 from tests.client.servers.echo import ENCRYPTED, Served
 

@@ -13,13 +13,13 @@ import pytest
 
 from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.transport import Attempt, Call
-from stratagem_proto.certificates.folder import CertificateFolder, ShownCertificate
-from stratagem_proto.certificates.presented import presented
-from stratagem_proto.server_call import ServerCall
-from stratagem_proto.serving.process import LoopThread
-from stratagem_proto.sockets.client import endpoints
-from stratagem_proto.sockets.server.listener import SocketListener, listen
-from stratagem_proto.sockets.server.memory import FrameMemory
+from stratagem_rpc.certificates.folder import CertificateFolder, ShownCertificate
+from stratagem_rpc.certificates.presented import presented
+from stratagem_rpc.server_call import ServerCall
+from stratagem_rpc.serving.process import LoopThread
+from stratagem_rpc.socket_server.listener import SocketListener, listen
+from stratagem_rpc.socket_server.memory import FrameMemory
+from stratagem_rpc.sockets.client import endpoints
 
 MEBIBYTE = bytes(1 << 20)
 

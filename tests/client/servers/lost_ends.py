@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from stratagem_proto.log import HEADER_BYTES, WRITTEN, decode_header, segments_in
+from stratagem_storage.log import HEADER_BYTES, WRITTEN, decode_header, segments_in
 from tests.client.servers.remembering import (
     PROGRAMS,
     LoggedServer,

@@ -11,7 +11,6 @@ import torch
 
 from stratagem._ps_client.session import Identity
 from stratagem._ps_client.survey import Effort, ServerCalls
-from stratagem_proto.certificates.presented import VARIABLE, presenting
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -21,6 +20,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_OPERATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.certificates.presented import VARIABLE, presenting
 from tests.certified import Certified, certified
 from tests.client.connections import add, connected, make, value_of
 

@@ -12,13 +12,13 @@ import torch
 
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
-from stratagem_proto.certificates.folder import shown_certificate
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import UnauthenticatedError
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.certificates.folder import shown_certificate
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from tests.certified import Certified, certified, serial
 from tests.client.connections import add, connected, make, value_of
 from tests.waiting import eventually

@@ -21,9 +21,9 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import FaultyProxy

@@ -18,13 +18,13 @@ from stratagem_proto.errors import (
     SessionLostError,
     UnavailableError,
 )
-from stratagem_proto.sockets.client import TcpEndpoint, broken
-from stratagem_proto.sockets.server import listener
-from stratagem_proto.sockets.server.listener import NO_PORT
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, Deadlines
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, Deadlines
+from stratagem_rpc.socket_server import listener
+from stratagem_rpc.socket_server.listener import NO_PORT
+from stratagem_rpc.sockets.client import TcpEndpoint, broken
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import Direction

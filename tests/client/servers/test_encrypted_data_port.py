@@ -20,18 +20,18 @@ from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
 from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.transport import Attempt, Call, Style
-from stratagem_proto.certificates.folder import CertificateFolder, shown_certificate
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import PermissionDeniedError, UnauthenticatedError
-from stratagem_proto.serving.process import LoopThread
-from stratagem_proto.sockets.client import SocketLink, TcpEndpoint, require_ok
-from stratagem_proto.sockets.frames import FrameKind
-from stratagem_proto.sockets.server import peer
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, FrameSockets, HeartbeatRequest
-from stratagem_proto.wire.channel import AUTO, TCP, UNIX, VARIABLE, Expected
 from stratagem_proto.wire.status import translated
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.certificates.folder import CertificateFolder, shown_certificate
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import AUTO, TCP, UNIX, VARIABLE, Expected
+from stratagem_rpc.serving.process import LoopThread
+from stratagem_rpc.socket_server import peer
+from stratagem_rpc.sockets.client import SocketLink, TcpEndpoint, require_ok
+from stratagem_rpc.sockets.frames import FrameKind
 from tests.certified import Certified, certified, serial
 from tests.client.connections import add, connected, make, value_of
 from tests.client.servers.echo import Served

@@ -20,10 +20,10 @@ from stratagem._ps_client.pending import Retries, SurvivedRequests
 from stratagem._ps_client.requests.updates import step
 from stratagem._ps_client.requests.variables import Writing, assign
 from stratagem_proto.errors import FailedPreconditionError, NotPrimaryError
-from stratagem_proto.sockets.client import broken
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc.sockets.client import broken
 from tests.client.clusters import Cluster
 from tests.client.servers.replicated import ReplicatedServer
 from tests.waiting import eventually

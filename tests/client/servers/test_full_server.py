@@ -17,11 +17,11 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader, AssignRequest
-from stratagem_proto.wire.channel import Deadlines, open_channel
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import Deadlines, open_channel
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import FaultyProxy

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from stratagem import Variable
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 from tests.relays import Relay

@@ -18,13 +18,13 @@ from stratagem._ps_client.socket_transport import SocketTransport
 from stratagem._ps_client.transport import Call
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.proofs import NONCE_BYTES
-from stratagem_proto.sockets.client import Endpoint, SocketLink, TcpEndpoint
-from stratagem_proto.sockets.frames import HELLO_BYTES, FrameKind, FrameReader, prefix
-from stratagem_proto.sockets.server import listener, peer
-from stratagem_proto.sockets.streams import Stream
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.channel import GRPC
+from stratagem_rpc.channel import GRPC
+from stratagem_rpc.socket_server import listener, peer
+from stratagem_rpc.sockets.client import Endpoint, SocketLink, TcpEndpoint
+from stratagem_rpc.sockets.frames import HELLO_BYTES, FrameKind, FrameReader, prefix
+from stratagem_rpc.sockets.streams import Stream
 from tests.client.servers.echo import SESSION, Served
 from tests.waiting import eventually
 

@@ -9,8 +9,8 @@ import pytest
 
 from stratagem._ps_client.grpc_transport import GrpcTransport
 from stratagem._ps_client.transport import Call
-from stratagem_proto.wire import channel
-from stratagem_proto.wire.channel import Expected, open_channel
+from stratagem_rpc import channel
+from stratagem_rpc.channel import Expected, open_channel
 
 
 def test_a_closed_transport_opens_no_channel() -> None:

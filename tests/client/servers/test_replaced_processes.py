@@ -18,10 +18,10 @@ from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
 from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import SupersededError
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse
+from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
 from tests.client.clusters import Cluster
 from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN

@@ -15,10 +15,10 @@ from cryptography import x509
 
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import Identity
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.certificates.presented import presenting
 from tests.certified import certified, serial
 from tests.client.connections import add, connected, make, value_of
 

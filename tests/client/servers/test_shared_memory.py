@@ -19,18 +19,18 @@ from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reads import Reading, read
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.sockets.client import Endpoint, SocketLink, endpoints
-from stratagem_proto.sockets.frames import FrameKind, prefix
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, AssignHeader, Assignment
 from stratagem_proto.wire import segment
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX
+from stratagem_rpc.sockets.client import Endpoint, SocketLink, endpoints
+from stratagem_rpc.sockets.frames import FrameKind, prefix
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.psserver.wire import optimizer_program

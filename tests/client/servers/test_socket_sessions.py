@@ -14,15 +14,15 @@ from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.session import handshake
 from stratagem_proto.errors import PermissionDeniedError
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.sockets.client import SocketLink, UnixEndpoint, endpoints, require_ok
-from stratagem_proto.sockets.frames import FrameKind
-from stratagem_proto.sockets.server import listener
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.parameter_server_pb2 import ReadRequest
 from stratagem_proto.v1.variable_requests_pb2 import DeleteVariablesRequest
-from stratagem_proto.wire.channel import TCP, UNIX
 from stratagem_proto.wire.status import translated
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc.channel import TCP, UNIX
+from stratagem_rpc.socket_server import listener
+from stratagem_rpc.sockets.client import SocketLink, UnixEndpoint, endpoints, require_ok
+from stratagem_rpc.sockets.frames import FrameKind
 from tests.client.connections import IDENTITY, connected
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient

@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from stratagem._ps_client import socket_transport
-from stratagem_proto.sockets import client as socket_client
-from stratagem_proto.sockets.client import SocketLink
-from stratagem_proto.sockets.frames import FrameKind
-from stratagem_proto.wire.channel import UNIX
+from stratagem_rpc.channel import UNIX
+from stratagem_rpc.sockets import client as socket_client
+from stratagem_rpc.sockets.client import SocketLink
+from stratagem_rpc.sockets.frames import FrameKind
 from tests.client.servers.echo import MEBIBYTE, Served
 from tests.waiting import eventually
 

@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 
 import stratagem
 from stratagem_deploy import LocalCluster
-from stratagem_proto import tracing
 from stratagem_proto.errors import CancelledError
-from stratagem_proto.serving.command_line import exported_spans
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.cli import app
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc import tracing
+from stratagem_rpc.serving.command_line import exported_spans
 from tests.client.connections import add, connected, make, value_of
 
 

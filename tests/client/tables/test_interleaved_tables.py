@@ -12,9 +12,9 @@ from torch import nn
 import stratagem
 from stratagem import AttachmentError, DistributedOptimizer, ParameterServerStrategy
 from stratagem.partitioners import MinSizePartitioner
-from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.division import PartRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from, stored
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN

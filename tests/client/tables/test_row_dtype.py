@@ -14,7 +14,7 @@ import stratagem
 from stratagem import DistributedOptimizer, InvalidArgumentError, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding, EmbeddingBag
 from stratagem.optim import RowWiseAdagrad
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import stored
 from tests.client.clusters import running
 from tests.deploy.checkpoints.test_table_checkpoints import answer, call

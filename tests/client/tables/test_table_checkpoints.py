@@ -18,8 +18,8 @@ from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding, EmbeddingBag
 from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
-from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.v1.variable_pb2 import TableStatistics
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import stored
 from tests.client.clusters import Cluster, running
 

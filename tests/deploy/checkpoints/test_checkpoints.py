@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import are_equal, load_from, model, save, sharded
 from tests.deploy.checkpoints.commands import answer, call
 from tests.full import by_values
-from tests.proto.stores.test_incremental_checkpoints import save as save_rows
+from tests.storage.stores.test_incremental_checkpoints import save as save_rows
 
 SERVERS = (1, 2, 3, 5, 8)
 

@@ -17,9 +17,9 @@ from stratagem.nn import DynamicEmbedding, Embedding
 from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.cli import app
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.division import PartRows
+from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.parts import Content
 from tests.checkpoints import are_equal, load_from, save, sharded, stored, stored_table
 from tests.client.clusters import running
 

@@ -17,10 +17,10 @@ from benchmarks.stalls.scene import Watched as Cluster
 from stratagem_deploy.dashboard.pages import PageServer, ServerPage
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
 from stratagem_deploy.watching.asking import ask
-from stratagem_proto.serving.pages import offering
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.pages import offering
 from tests.conftest import TOKEN
 from tests.deploy.dashboard import scenes
 from tests.deploy.dashboard.chromium import chromium, missing, prefer, resize

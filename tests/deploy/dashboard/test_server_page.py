@@ -18,12 +18,12 @@ import torch
 
 from stratagem_deploy.dashboard.pages import ServerPage
 from stratagem_deploy.processes.resources import ReservedAddress
-from stratagem_proto.serving.pages import PageMaker, ShownServer, offering
-from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.pages import PageMaker, ShownServer, offering
+from stratagem_rpc.serving.server import RpcServer
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.certified import certified

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem_proto.certificates.folder import read_certificates
+from stratagem_rpc.certificates.folder import read_certificates
 from tests.deploy.manifests.issuing import certificate_secrets
 from tests.deploy.manifests.networks import reaches
 from tests.deploy.manifests.pods import Pod, pods

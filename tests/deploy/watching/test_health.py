@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.resources import ReservedAddress
-from stratagem_proto.serving.health import HealthServer
-from stratagem_proto.serving.process import LoopThread
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.health import HealthServer
+from stratagem_rpc.serving.process import LoopThread
 from tests.relays import Relay
 from tests.waiting import eventually
 

@@ -108,7 +108,7 @@ def test_a_slow_disk_of_a_log_is_named(
 ANOTHER_CLOCK = """
 import time
 from types import SimpleNamespace
-from stratagem_proto.serving import status
+from stratagem_rpc.serving import status
 status.time = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 60)
 """
 ANOTHER_PYTHON = "import platform\nplatform.python_version = lambda: '3.99.0'\n"

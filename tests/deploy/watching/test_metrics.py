@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.metrics import families_of
-from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, WorkerClock
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, ParameterServerStatus
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.metrics import families_of
+from stratagem_rpc.serving.server import RpcServer
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

@@ -24,10 +24,10 @@ from stratagem_deploy.cli import app
 from stratagem_deploy.processes.resources import ReservedAddress
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, amount, ask, quantile, span
 from stratagem_deploy.watching.tables import show
-from stratagem_proto.serving.figures import Histogram
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.serving.figures import Histogram
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient, optimizer_program
 

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from stratagem_deploy.checkpoints.writing import sign
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import DataLossError, PermissionDeniedError
 from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.policy import CheckpointPolicy
 from tests.checkpoints import load
 from tests.hostile_checkpoints import altered, canonical, saved
 from tests.psserver.checkpoints.asking import save_to, stage

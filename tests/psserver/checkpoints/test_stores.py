@@ -9,7 +9,6 @@ import fsspec
 import pytest
 import torch
 
-from stratagem_proto.checkpoint.folder import NewCheckpoint
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -18,6 +17,7 @@ from stratagem_proto.errors import (
 from stratagem_psserver.cli import ServerOptions
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_storage.checkpoint.folder import NewCheckpoint
 from tests.checkpoints import model, save_at
 from tests.psserver.checkpoints.asking import save_to, stage
 from tests.psserver.wire import RawClient

@@ -11,8 +11,8 @@ from stratagem_proto.errors import (
     InvalidNameError,
     ResourceExhaustedError,
 )
-from stratagem_proto.shares import share_of
 from stratagem_psserver.consistency.barriers import MAX_GATHERINGS, MAX_PASSED, Barriers
+from stratagem_rpc.shares import share_of
 
 FIRST, SECOND, LATER = b"first", b"second", b"later"
 

@@ -8,7 +8,7 @@ import time
 import torch
 
 from stratagem_proto.v1 import session_pb2
-from stratagem_proto.wire.channel import open_channel
+from stratagem_rpc.channel import open_channel
 from tests.conftest import TOKEN
 from tests.probes import SERVING, health, health_at
 from tests.psserver.process import ServerProcess

@@ -14,7 +14,6 @@ from stratagem_proto.errors import (
     SessionLostError,
     SupersededError,
 )
-from stratagem_proto.shares import share_of
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_proto.v1.succession_pb2 import Incumbent
@@ -29,6 +28,7 @@ from stratagem_psserver.exactly_once.numbering import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.sessions import Session, Succession
+from stratagem_rpc.shares import share_of
 
 LEASE = 30.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_proto.log import FORMAT, Entry, LogReader, segment_name, segments_in
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 from stratagem_psserver.log.segment_writer import SegmentWriter, Spares
+from stratagem_storage.log import FORMAT, Entry, LogReader, segment_name, segments_in
 
 ROOMY = 1 << 30
 

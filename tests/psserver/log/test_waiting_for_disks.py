@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.log import Entry
 from stratagem_proto.v1.log_pb2 import LogRecord
 from stratagem_psserver.log.log import Log
+from stratagem_storage.log import Entry
 
 # So long that no machine is taken for slower.
 _PATIENCE = 60.0

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stratagem_proto.log import LogReader
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_storage.log import LogReader
 from tests.psserver.wire import RawClient
 
 # Of servers that have another copy elsewhere.

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from stratagem_proto.errors import DataLossError, StratagemError
-from stratagem_proto.log import Entry, LogReader, encode_batch
 from stratagem_proto.v1.log_pb2 import LoggedMutation, LogRecord, OpenedSession
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.v1.variable_requests_pb2 import CreateVariablesHeader
+from stratagem_storage.log import Entry, LogReader, encode_batch
 from tests.hostile_checkpoints import Content, altered
 from tests.psserver.persistence.servers import client_of, end_of, logged, segments
 

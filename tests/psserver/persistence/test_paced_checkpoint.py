@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import UnavailableError
 from stratagem_psserver.persistence.images import PacedCheckpoint, Throttle
+from stratagem_storage.checkpoint.folder import open_checkpoint
 
 MIB = 1 << 20
 

@@ -17,13 +17,13 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_proto.log import WRITTEN, Entry, LogReader, Written, encode_batch
-from stratagem_proto.serving.process import LoopThread
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 from stratagem_psserver.persistence import folder as log_folder
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import Durability, ServerSettings
+from stratagem_rpc.serving.process import LoopThread
+from stratagem_storage.log import WRITTEN, Entry, LogReader, Written, encode_batch
 from tests.psserver.persistence.servers import client_of, end_of, killed, logged, segments
 from tests.psserver.wire import RawClient, encoded, optimizer_program, update_header
 

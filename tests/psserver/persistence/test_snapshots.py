@@ -8,11 +8,11 @@ from time import monotonic
 import pytest
 import torch
 
-from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, StratagemError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.psserver.persistence.servers import client_of, killed, logged
 from tests.psserver.wire import RawClient, encoded, sgd, update_header
 from tests.waiting import eventually

@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from stratagem.optim import RowWiseAdagrad
-from stratagem_proto.checkpoint.folder import NewCheckpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import Index
-from stratagem_proto.checkpoint.parts import write_part
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.random_rows import InitialValues, nearest
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -20,6 +17,9 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.restoring import read_restored
 from stratagem_psserver.variables.snapshots import Snapshot
+from stratagem_storage.checkpoint.folder import NewCheckpoint, open_checkpoint, part_name
+from stratagem_storage.checkpoint.index import Index
+from stratagem_storage.checkpoint.parts import write_part
 from tests.checkpoints import load_from
 from tests.psserver.optimization.twins import run
 from tests.psserver.persistence.servers import client_of, killed, logged

@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
-from stratagem_proto import log as log_files
-from stratagem_proto.log import LogReader, segments_in
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.exactly_once.numbering import Numbering
@@ -16,6 +14,8 @@ from stratagem_psserver.log.changes import Changes, History
 from stratagem_psserver.persistence import folder
 from stratagem_psserver.persistence.folder import StateFolder
 from stratagem_psserver.service import Methods
+from stratagem_storage import log as log_files
+from stratagem_storage.log import LogReader, segments_in
 from tests.simulation.planted.plant import Plant, replaced
 
 _has_intact_batch = log_files._has_intact_batch

@@ -19,8 +19,8 @@ from stratagem._ps_client.requests import reads, variables
 from stratagem._ps_client.requests.reads import Reading
 from stratagem._ps_client.requests.variables import Writing
 from stratagem_proto.errors import AlreadyExistsError
-from stratagem_proto.log import HEADER_BYTES, WRITTEN, decode_header, first_of, segments_in
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD
+from stratagem_storage.log import HEADER_BYTES, WRITTEN, decode_header, first_of, segments_in
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.programs.adding import spec
 from tests.simulation.programs.digits import MOST, digits_of, faults_of, times, vector

@@ -15,7 +15,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.replication_pb2 import FollowRequest, FollowResponse
 from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.wire.asking import SERVICE
+from stratagem_rpc.asking import SERVICE
 from tests.simulation.network import Delivery, Network, Sent
 from tests.simulation.server_run import require_alive
 

@@ -12,8 +12,8 @@ import stratagem
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.worker_pb2 import WorkEvent
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.payloads import batches
+from stratagem_rpc.channel import Deadlines
 from stratagem_worker import session
 from stratagem_worker.functions import Interrupted
 from tests.client.coordinator.coordination import (

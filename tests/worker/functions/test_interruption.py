@@ -21,7 +21,7 @@ import pytest
 
 from stratagem import Variable
 from stratagem._core.waiting import is_interruptible, uninterrupted
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.waiting import eventually

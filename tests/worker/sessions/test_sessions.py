@@ -19,19 +19,19 @@ from stratagem._ps_client.transport import TrafficMeter
 from stratagem._shipping.outcome_forms import PLAIN
 from stratagem._worker_client.link import WorkerLink, WorkStream
 from stratagem._worker_client.wire import ClosureAnswer, ClosureFailure, FailureKind, GrpcWire
-from stratagem_proto.certificates.presented import presenting
 from stratagem_proto.errors import (
     CancelledError,
     SessionLostError,
     UnavailableError,
     WorkerLostError,
 )
-from stratagem_proto.sockets.client import SocketLink, endpoints
-from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, open_channel
 from stratagem_proto.wire.status import translated
+from stratagem_rpc.certificates.presented import presenting
+from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, open_channel
+from stratagem_rpc.sockets.client import SocketLink, endpoints
+from stratagem_rpc.sockets.frames import FrameKind
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.certified import certified

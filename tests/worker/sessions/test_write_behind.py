@@ -21,9 +21,9 @@ from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_beh
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import ClosureFailure
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.wire.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions import Interrupted
 from stratagem_worker.server import WorkerServer
 from tests.client.clusters import Cluster, running

@@ -32,12 +32,12 @@ from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Content
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.checkpoints import announce_restored
-from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.policy import policy_of_environment
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
-from stratagem_proto.stores.places import shared_place
 from stratagem_proto.v1.checkpoint_pb2 import TaskPosition, TrainingRun
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
+from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.policy import policy_of_environment
+from stratagem_storage.stores.places import shared_place
 
 _LOG = logging.getLogger("stratagem")
 

@@ -35,9 +35,6 @@ from stratagem._ps_client.requests.checkpoints import (
     restore_staged,
     stage_variables,
 )
-from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.policy import policy_of_environment
-from stratagem_proto.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -47,9 +44,12 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
-from stratagem_proto.stores import store_of
-from stratagem_proto.stores.places import absolute_place, shared_place
 from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
+from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_storage.checkpoint.policy import policy_of_environment
+from stratagem_storage.checkpoint.wholes import Whole, whole_name, wholes_of
+from stratagem_storage.stores import store_of
+from stratagem_storage.stores.places import absolute_place, shared_place
 
 
 class Restoration:

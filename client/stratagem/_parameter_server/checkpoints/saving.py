@@ -31,16 +31,6 @@ from stratagem._ps_client.requests.checkpoints import (
     release_steps,
 )
 from stratagem._ps_client.requests.request import Request
-from stratagem_proto.checkpoint.entries import TensorFile, WriteOptions
-from stratagem_proto.checkpoint.folder import (
-    LOCAL_PART,
-    Checkpoint,
-    NewCheckpoint,
-    open_checkpoint,
-)
-from stratagem_proto.checkpoint.index import Base, Index
-from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.policy import CheckpointPolicy
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -51,13 +41,23 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.stores.places import AnyPlace, Place, absolute_place, shared_place
-from stratagem_proto.stores.store import Folder, is_checkpoint, size_of
-from stratagem_proto.unclosed import start_last_thread
 from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, WorkerReport
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_storage.checkpoint.entries import TensorFile, WriteOptions
+from stratagem_storage.checkpoint.folder import (
+    LOCAL_PART,
+    Checkpoint,
+    NewCheckpoint,
+    open_checkpoint,
+)
+from stratagem_storage.checkpoint.index import Base, Index
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.policy import CheckpointPolicy
+from stratagem_storage.stores.places import AnyPlace, Place, absolute_place, shared_place
+from stratagem_storage.stores.store import Folder, is_checkpoint, size_of
+from stratagem_storage.unclosed import start_last_thread
 
 # Time that a server may take to answer how far clients are.
 _HOLD_LOOK_SECONDS = 0.05

@@ -24,8 +24,8 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.encodings import NARROW_DTYPES
+from stratagem_rpc.channel import Deadlines
 
 # Where variables are is decided by the task that creates them, and each task has the token from
 # where it runs.

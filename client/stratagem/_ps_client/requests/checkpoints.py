@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.transport import Responses
-from stratagem_proto.checkpoint.entries import FileEntry, TensorEntry, TensorFile
 from stratagem_proto.v1 import checkpoint_pb2 as pb
+from stratagem_storage.checkpoint.entries import FileEntry, TensorEntry, TensorFile
 
 
 @dataclass(frozen=True)

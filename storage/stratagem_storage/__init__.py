@@ -1,0 +1,1 @@
+"""What outlives processes: stores, and the files of checkpoints and of servers' logs."""
