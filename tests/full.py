@@ -25,7 +25,7 @@ LOST = pytest.StashKey[set[str]]()
 _Pair = tuple[tuple[int, int], ...]
 
 # Examples of a property that does not say how many it needs.
-_FEW = 15
+_FEW = 8
 
 # How long an example takes is up to the machine.
 hypothesis.settings.register_profile("all", deadline=None)
@@ -99,6 +99,31 @@ def by_values(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrise likewise, where a case costs so much that each value alone is in one of few."""
     few = {tuple(turn % len(axis) for axis in axes) for turn in range(max(map(len, axes)))}
     return _parametrized(names, axes, few, "each of its values stands in another case")
+
+
+def a_few(
+    names: str, cases: Sequence[Any], reason: str, count: int = 1, **options: Any
+) -> pytest.MarkDecorator:
+    """Parametrise by cases of which all but the first ones are `full`.
+
+    Args:
+        names: The parameters, separated by commas.
+        cases: Values, tuples of them, or what `pytest.param` returns.
+        reason: Why the first ones are enough before a commit.
+        count: How many those are.
+        **options: Those of `pytest.mark.parametrize`.
+    """
+    several = "," in names
+    others = [
+        pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.full(reason)])
+        for case in (
+            each
+            if isinstance(each, type(pytest.param()))
+            else pytest.param(*(each if several else (each,)))
+            for each in cases[count:]
+        )
+    ]
+    return pytest.mark.parametrize(names, [*cases[:count], *others], **options)
 
 
 def _parametrized(

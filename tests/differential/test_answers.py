@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,21 +13,28 @@ from tests.differential.comparison import difference
 from tests.differential.expectations import DEVIATIONS, RECORDED
 from tests.differential.libraries.stratagem import Stratagem
 from tests.differential.scenario import Scenario, scenarios
-from tests.spec.markers import markers
+from tests.spec.markers import of_tests
+from tests.spec.specification import rows
 
 
-def kept(scenario: Scenario) -> bool:
-    """Whether `make test` compares a scenario: one of each prefix, and what has no other test."""
-    first = min(each.name for each in SCENARIOS if each.prefix == scenario.prefix)
-    return scenario.name == first or not all(map(has_test, scenario.rows))
+def case(scenario: Scenario, is_first: bool) -> Any:
+    """Return a scenario, which carries the rows that only scenarios show.
+
+    `make test` compares those that carry one, and the first of each prefix.
+    """
+    alone = [row for row in scenario.rows if row not in of_tests() and rows()[row].needs_a_test]
+    marks = [pytest.mark.spec(*alone)] if alone else [] if is_first else [FULL]
+    return pytest.param(scenario, id=scenario.name, marks=marks)
 
 
-def has_test(row: str) -> bool:
-    """Whether a test of the specification shows a row."""
-    return any(file.startswith("spec/") for file in markers().get(row, ()))
+def cases() -> Iterator[Any]:
+    """Return all scenarios by name."""
+    for _, group in groupby(scenarios(), lambda each: each.prefix):
+        first, *others = group
+        yield case(first, is_first=True)
+        yield from (case(each, is_first=False) for each in others)
 
 
-SCENARIOS = scenarios()
 FULL = pytest.mark.full("tests of the specification show its rows")
 
 pytestmark = [
@@ -35,10 +45,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [pytest.param(each, id=each.name, marks=() if kept(each) else FULL) for each in SCENARIOS],
-)
+@pytest.mark.parametrize("scenario", [*cases()])
 def test_the_answer_is_the_expected_one(scenario: Scenario, tmp_path: Path) -> None:
     answer = scenario.answer(Stratagem(tmp_path))
     deviation = DEVIATIONS.get(scenario.name)

@@ -74,7 +74,7 @@ def replicas_compute_beside_one_variable(lib: Library) -> Any:
     ]
 
 
-@scenario("CS-5", "STR-24")
+@scenario("STR-24")
 def values_are_gathered(lib: Library) -> Any:
     strategy = central(lib)
     value = per_replica(lib, strategy, [lib.tensor([1.0, 2.0]), lib.tensor([3.0])])

@@ -49,7 +49,7 @@ def devices_are_shown_in_full_in_the_order_given(lib: Library) -> Any:
     return shown
 
 
-@scenario("MS-6", "VAR-3")
+@scenario("VAR-3")
 def a_variable_is_on_all_devices(lib: Library) -> Any:
     strategy = lib.distribute.MirroredStrategy(["CPU:1", "CPU:3"])
     with strategy.scope():
@@ -80,7 +80,7 @@ def a_session_isolates_its_state(lib: Library) -> Any:
     return [updated.isolate_session_state, config.isolate_session_state]
 
 
-@scenario("MS-1", "RUN-1")
+@scenario("MS-1")
 def one_device_is_enough(lib: Library) -> Any:
     strategy = mirrored(lib, 1)
     with strategy.scope():

@@ -115,7 +115,7 @@ def replicas_say_how_their_outputs_are_reduced(lib: Library) -> Any:
     return [tried(strategy) for strategy in strategies(lib)]
 
 
-@scenario("MSC-10", "ODD-21")
+@scenario("ODD-21")
 def initial_values_may_be_left_out(lib: Library) -> Any:
     def step(context: Any, inputs: Any) -> None:
         context.set_last_step_output("sum", inputs, "SUM")

@@ -81,7 +81,7 @@ def other_state_is_on_the_device(lib: Library) -> Any:
     return list(extended.non_slot_devices([]))
 
 
-@scenario("OD-1", "MRG-1")
+@scenario("OD-1")
 def a_merge_call_is_made_at_once(lib: Library) -> Any:
     strategy = one_device(lib)
 

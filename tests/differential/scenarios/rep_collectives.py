@@ -62,7 +62,7 @@ def gradients_of_sums_and_means(lib: Library) -> Any:
     ]
 
 
-@scenario("REP-7", "RED-2")
+@scenario("REP-7")
 def an_operation_that_is_none(lib: Library) -> Any:
     says = ("is not a valid ReduceOp",)
     return [

@@ -26,7 +26,7 @@ def strategies_of_one_process_have_no_resolver(lib: Library) -> Any:
     return [each.cluster_resolver for each in strategies(lib)]
 
 
-@scenario("STR-2", "EXT-11")
+@scenario("STR-2")
 def extended_belongs_to_the_strategy(lib: Library) -> Any:
     return [each.extended is each.extended for each in strategies(lib)]
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 import stratagem
 from stratagem import (
     ParameterServerStrategy,
-    PerReplica,
     Variable,
     VariableAggregation,
     VariableSynchronization,
@@ -57,27 +56,6 @@ def test_the_first_copy_is_saved_wherever_the_thread_is() -> None:
         assert strategy.state_dict()["v"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "value", "restored"),
-    [
-        pytest.param(SUM, 5.0, [2.5, 2.5], marks=pytest.mark.spec("VCK-2")),
-        pytest.param(MEAN, 2.5, [2.5, 2.5], marks=pytest.mark.spec("VCK-3")),
-        pytest.param(FIRST, 1.0, [1.0, 1.0], marks=pytest.mark.spec("VCK-4")),
-    ],
-)
-def test_copies_are_saved_combined(
-    aggregation: VariableAggregation, value: float, restored: list[float]
-) -> None:
-    """A SUM of `[1, 4]` is saved as 5 and restored as `[2.5, 2.5]`."""
-    strategy = STRATEGIES["mirrored"]()
-    variable = created(strategy, 0.0, ON_READ, aggregation)
-    strategy.run(variable.assign, (PerReplica([1.0, 4.0]),))
-    saved = strategy.state_dict()
-    assert saved["v"].item() == value
-    strategy.load_state_dict(saved)
-    assert copies_of(variable) == restored
-
-
 @pytest.mark.spec("VCK-5")
 def test_without_aggregation_there_is_nothing_to_save() -> None:
     """Restoring gives every copy the value."""
@@ -105,14 +83,6 @@ def test_a_variable_made_later_starts_with_its_value(target: str) -> None:
     assert set(copies_of(other)) == {1.0}
     with pytest.raises(RuntimeError, match="'x', for which this program"):
         restored.assert_consumed()
-
-
-@pytest.mark.spec("VCK-2", "VCK-8")
-def test_a_sum_made_later_is_spread_over_its_copies() -> None:
-    strategy = STRATEGIES["mirrored"]()
-    strategy.load_state_dict({"v": torch.tensor(6.0)})
-    variable = created(strategy, 0.0, ON_READ, SUM)
-    assert copies_of(variable) == [3.0, 3.0]
 
 
 @pytest.mark.spec("VCK-2")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stratagem import (
-    ClusterDef,
     ClusterSpec,
     ConfigProto,
     FailedPreconditionError,
@@ -40,34 +39,6 @@ def given() -> ConfigProto:
     )
 
 
-@pytest.mark.spec("PCF-1")
-def test_without_a_cluster_the_session_is_isolated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    strategy = ParameterServerStrategy()
-    updated = strategy.update_config_proto(ConfigProto(device_filters=["/job:ps"]))
-    assert updated == ConfigProto(device_filters=["/job:ps"], isolate_session_state=True)
-
-
-@pytest.mark.parametrize(
-    ("job", "task", "filters"),
-    [
-        pytest.param(*case, marks=pytest.mark.spec(row))
-        for row, case in [
-            ("PCF-2", ("chief", 0, ["/job:chief/task:0", "/job:ps"])),
-            ("PCF-2", ("worker", 1, ["/job:worker/task:1", "/job:ps"])),
-            ("PCF-3", ("evaluator", 0, ["/job:evaluator/task:0"])),
-            ("PCF-4", ("ps", 1, [])),
-        ]
-    ],
-)
-def test_each_task_has_filters_of_its_own(job: str, task: int, filters: list[str]) -> None:
-    updated = strategy_of(job, task).update_config_proto(given())
-    assert list(updated.device_filters) == filters
-    assert not updated.isolate_session_state
-
-
 @pytest.mark.spec("PCF-4")
 def test_a_server_runs_no_program_of_the_strategy() -> None:
     strategy = strategy_of("ps")
@@ -78,14 +49,6 @@ def test_a_server_runs_no_program_of_the_strategy() -> None:
         pytest.raises(FailedPreconditionError, match="ps/task:0 is a parameter server"),
     ):
         Variable(1.0)
-
-
-@pytest.mark.spec("PCF-5")
-def test_everything_else_of_a_configuration_is_kept() -> None:
-    config = given()
-    updated = strategy_of("worker").update_config_proto(config)
-    assert updated.cluster_def == config.cluster_def != ClusterDef()
-    assert config == given()
 
 
 @pytest.mark.spec("PCF-6")

@@ -30,17 +30,6 @@ def test_a_resolver_has_to_say_what_the_cluster_is() -> None:
 
 
 @pytest.mark.spec("RES-1")
-def test_a_simple_resolver_returns_what_it_was_given() -> None:
-    spec = ClusterSpec(CLUSTER)
-    resolver = SimpleClusterResolver(spec, "m:9", "worker", 0, "lab", {"GPU": 4}, rpc_layer="grpc")
-    assert resolver.cluster_spec() is spec
-    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
-    assert resolver.environment == "lab"
-    assert resolver.num_accelerators("worker", 1) == {"GPU": 4}
-    assert resolver.master() == "grpc://m:9"
-
-
-@pytest.mark.spec("RES-1")
 def test_a_simple_resolver_formats_the_address_of_the_task_asked_for() -> None:
     resolver = SimpleClusterResolver(ClusterSpec(CLUSTER), task_type="ps", task_id=1)
     assert resolver.master() == ""
@@ -48,54 +37,6 @@ def test_a_simple_resolver_formats_the_address_of_the_task_asked_for() -> None:
     assert resolver.master("worker", 0, rpc_layer="grpc") == "grpc://w0:1"
     resolver.rpc_layer = "grpc"
     assert resolver.master() == "grpc://"
-
-
-@pytest.mark.spec("RES-1")
-def test_a_simple_resolver_can_be_told_its_task_later() -> None:
-    resolver = SimpleClusterResolver(ClusterSpec(CLUSTER))
-    assert (resolver.task_type, resolver.task_id) == (None, None)
-    resolver.task_type, resolver.task_id = "worker", 1
-    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
-
-
-@pytest.mark.spec("RES-1")
-@pytest.mark.parametrize(
-    "arguments",
-    [{"cluster_spec": CLUSTER}, {"cluster_spec": ClusterSpec({}), "master": 1}],
-)
-def test_a_simple_resolver_refuses_other_types(arguments: Any) -> None:
-    with pytest.raises(TypeError):
-        SimpleClusterResolver(**arguments)
-
-
-@pytest.mark.spec("RES-7", "RES-8")
-def test_tf_config_gives_cluster_and_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_tf_config(
-        monkeypatch,
-        cluster=CLUSTER,
-        task={"type": "worker", "index": "1"},
-        rpc_layer="grpc",
-        environment="cloud",
-        comment="other programs have keys of their own here",
-    )
-    resolver = TFConfigClusterResolver()
-    assert resolver.cluster_spec() == CLUSTER
-    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
-    assert resolver.environment == "cloud"
-    assert resolver.master() == "grpc://w1:1"
-    assert resolver.master("ps", 0) == "grpc://p0:1"
-
-
-@pytest.mark.spec("RES-8")
-def test_the_task_is_a_string_and_a_number_however_it_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_tf_config(monkeypatch, task={"type": 123456, "index": "0"})
-    resolver = TFConfigClusterResolver()
-    assert (resolver.task_type, resolver.task_id) == ("123456", 0)
-    set_tf_config(monkeypatch, cluster=CLUSTER)
-    assert (resolver.task_type, resolver.task_id) == (None, None)
-    assert resolver.environment is None
 
 
 @pytest.mark.spec("RES-7", "RES-11")
@@ -109,41 +50,10 @@ def test_tf_config_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None
     assert resolver.cluster_spec() == {"worker": {3: "w3:1"}}
 
 
-@pytest.mark.spec("RES-10")
-def test_arguments_and_setters_go_before_tf_config(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_tf_config(
-        monkeypatch,
-        cluster=CLUSTER,
-        task={"type": "worker", "index": 1},
-        rpc_layer="grpc",
-    )
-    resolver = TFConfigClusterResolver("ps", 0, "http", "lab")
-    assert (resolver.task_type, resolver.task_id) == ("ps", 0)
-    assert resolver.environment == "lab"
-    assert resolver.master() == "http://p0:1"
-    resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 0, ""
-    assert resolver.master() == "w0:1"
-
-
 @pytest.mark.spec("RES-9")
 def test_a_session_master_is_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(monkeypatch, cluster=CLUSTER, session_master="m:9", rpc_layer="grpc")
     assert TFConfigClusterResolver().master("ps", 1) == "grpc://m:9"
-
-
-@pytest.mark.spec("RES-9")
-def test_a_cluster_of_one_task_needs_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_tf_config(monkeypatch, cluster={"worker": ["w0:1"]}, rpc_layer="grpc")
-    assert TFConfigClusterResolver().master() == ""
-
-
-@pytest.mark.spec("RES-9")
-def test_without_a_task_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_tf_config(monkeypatch, cluster=CLUSTER)
-    with pytest.raises(ValueError, match="No such job in cluster"):
-        TFConfigClusterResolver().master()
 
 
 @pytest.mark.parametrize(
@@ -178,44 +88,6 @@ def simple(cluster: dict[str, Any], **settings: Any) -> SimpleClusterResolver:
     return SimpleClusterResolver(ClusterSpec(cluster), **settings)
 
 
-@pytest.mark.spec("RES-2")
-@pytest.mark.parametrize(
-    ("resolvers", "settings", "error", "message"),
-    [
-        ([], {}, ValueError, "At least one ClusterResolver"),
-        ([ClusterSpec(CLUSTER)], {}, TypeError, "is no ClusterResolver"),
-        ([simple(CLUSTER)], {"master": "m:1"}, ValueError, "Unexpected kwargs.*master"),
-    ],
-)
-def test_a_union_is_of_resolvers(
-    resolvers: list[Any], settings: dict[str, Any], error: type, message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        UnionResolver(*resolvers, **settings)
-
-
-@pytest.mark.spec("RES-3")
-@pytest.mark.parametrize(
-    ("parts", "union"),
-    [
-        (
-            [{"ps": ["p0:1"]}, {"worker": ["w0:1"]}],
-            {"ps": ["p0:1"], "worker": ["w0:1"]},
-        ),
-        ([{"ps": ["a:1", "b:1"]}, {"ps": ["c:1"]}], {"ps": ["a:1", "b:1", "c:1"]}),
-        ([{"ps": {1: "b:1"}}, {"ps": ["a:1"]}], {"ps": ["a:1", "b:1"]}),
-        ([{"ps": {1: "b:1"}}, {"ps": {4: "e:1"}}], {"ps": {1: "b:1", 4: "e:1"}}),
-        (
-            [{"ps": {1: "b:1"}}, {"worker": ["w:1"]}],
-            {"ps": {1: "b:1"}, "worker": ["w:1"]},
-        ),
-    ],
-)
-def test_clusters_are_united_job_by_job(parts: list[Any], union: dict[str, Any]) -> None:
-    resolver = UnionResolver(*[simple(part) for part in parts])
-    assert resolver.cluster_spec() == union
-
-
 @pytest.mark.spec("RES-3")
 def test_a_task_that_two_describe_by_its_number_is_refused() -> None:
     resolver = UnionResolver(simple({"ps": {1: "a:1"}}), simple({"ps": ["b:1", "c:1"]}))
@@ -235,40 +107,10 @@ def test_a_union_is_as_its_parts_are_now(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.spec("RES-4")
-def test_the_first_resolver_says_what_the_union_was_not_told() -> None:
-    first = simple({}, task_type="worker", task_id=3, environment="lab")
-    first.rpc_layer = "grpc"
-    other = simple({}, task_type="ps", task_id=1, environment="cloud")
-    resolver = UnionResolver(first, other)
-    assert (resolver.task_type, resolver.task_id) == ("worker", 3)
-    assert (resolver.rpc_layer, resolver.environment) == ("grpc", "lab")
-    resolver.task_type, resolver.task_id, resolver.rpc_layer = "ps", 2, "http"
-    assert (resolver.task_type, resolver.task_id) == ("ps", 2)
-    assert resolver.rpc_layer == "http"
-
-
-@pytest.mark.spec("RES-4")
 def test_task_0_of_a_union_is_a_task() -> None:
     first = simple({}, task_type="worker", task_id=3)
     assert UnionResolver(first, task_id=0).task_id == 0
     assert UnionResolver(first, task_type="", rpc_layer="").task_type == "worker"
-
-
-@pytest.mark.spec("RES-5")
-def test_the_master_of_a_union_is_the_task_asked_for_or_the_firsts() -> None:
-    first = simple({"ps": ["p0:1"]}, master="m:9", rpc_layer="grpc")
-    resolver = UnionResolver(first, simple({"ps": ["p1:1"]}))
-    assert resolver.master() == "grpc://m:9"
-    assert resolver.master("ps", 1) == "p1:1"
-    assert resolver.master("ps", 1, "http") == "http://p1:1"
-    assert UnionResolver(first, rpc_layer="http").master("ps", 0) == "http://p0:1"
-
-
-@pytest.mark.spec("RES-6")
-def test_the_first_resolver_counts_the_accelerators() -> None:
-    first = simple({}, num_accelerators={"GPU": 4})
-    resolver = UnionResolver(first, simple({}, num_accelerators={"GPU": 1}))
-    assert resolver.num_accelerators("worker", 0) == {"GPU": 4}
 
 
 @pytest.mark.spec("RES-21")

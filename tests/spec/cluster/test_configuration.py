@@ -21,17 +21,6 @@ STRATEGIES: list[tuple[Callable[[], stratagem.Strategy], bool]] = [
 ]
 
 
-@pytest.mark.spec("CFG-2")
-@pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
-def test_a_configuration_is_copied_and_completed(
-    build: Callable[[], stratagem.Strategy], isolates: bool
-) -> None:
-    given = ConfigProto(device_filters=["/job:ps"])
-    got = build().update_config_proto(given)
-    assert got == ConfigProto(device_filters=["/job:ps"], isolate_session_state=isolates)
-    assert given == ConfigProto(device_filters=["/job:ps"])
-
-
 @pytest.mark.spec("CFG-1")
 @pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
 def test_configure_changes_the_configuration_in_place(

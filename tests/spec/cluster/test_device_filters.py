@@ -27,17 +27,6 @@ FIRST = "/job:ps/task:0"
 
 
 @pytest.mark.spec("FIL-1")
-def test_device_filters_become_a_message_and_replace_earlier_ones() -> None:
-    filters = ClusterDeviceFilters()
-    filters.set_device_filters("worker", 1, ["/job:worker"])
-    filters.set_device_filters("worker", 1, ["/job:ps", "/job:worker/task:1"])
-    (job,) = filters.as_message().jobs
-    assert job.name == "worker"
-    expected = ["/job:ps", "/job:worker/task:1"]
-    assert list(job.tasks[1].device_filters) == expected
-
-
-@pytest.mark.spec("FIL-1")
 @pytest.mark.parametrize("wrong", ["/job:ps", [1]])
 def test_a_device_filter_is_a_string_in_a_list(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"/job:ps/task:0 is a list of strings"):

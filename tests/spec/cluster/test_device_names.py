@@ -35,15 +35,6 @@ def test_names_are_completed(device: str | torch.device, full: str) -> None:
     assert device_names.canonicalize(full) == full
 
 
-@pytest.mark.spec("DEV-1")
-def test_a_default_fills_the_gaps_first() -> None:
-    """Parts from `default` win over these."""
-    worker = "/job:worker/task:2/device:GPU:0"
-    expected = "/job:worker/replica:0/task:2/device:CPU:1"
-    assert device_names.canonicalize("CPU:1", worker) == expected
-    assert device_names.canonicalize("/job:ps", worker).startswith("/job:ps/replica:0/task:2")
-
-
 @pytest.mark.spec("DEV-2")
 @pytest.mark.parametrize("name", ["/device:Cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
 def test_what_names_no_device_is_refused(name: str) -> None:
@@ -51,15 +42,3 @@ def test_what_names_no_device_is_refused(name: str) -> None:
         device_names.canonicalize(name)
     with pytest.raises(stratagem.InvalidTypeError):
         device_names.canonicalize(0)
-
-
-@pytest.mark.spec("DEV-3", "DEV-4")
-def test_scopes_nest_and_complete_each_other() -> None:
-    assert device_names.current() == ""
-    with stratagem.device("/job:worker/task:1"):
-        with stratagem.device("CPU:2"):
-            worker = "/job:worker/replica:0/task:1"
-            assert device_names.current() == f"{worker}/device:CPU:2"
-            assert device_names.resolve("CPU:0").startswith(worker)
-        assert device_names.current().endswith("/task:1/device:CPU:0")
-    assert device_names.current() == ""

@@ -268,31 +268,3 @@ def test_variables_are_used_under_their_own_strategy(member: str, elsewhere: str
     args = () if member == "read_value" else (2.0,)
     found = outcomes(strategy, variable, lambda: getattr(variable, member)(*args))
     assert found == ("ok", "ok", elsewhere, "ok", "ok")
-
-
-@pytest.mark.spec("CTX-30")
-def test_a_replica_context_is_refused_in_cross_replica_context() -> None:
-    strategy = TwoReplicas()
-    ended = kept_replica(strategy)
-    with (
-        strategy.scope(),
-        pytest.raises(RuntimeError, match=r"inside `call_for_each_replica\(\)`"),
-    ):
-        merge(ended)
-
-
-@pytest.mark.spec("CTX-31")
-def test_a_stale_replica_context_is_refused() -> None:
-    strategy = TwoReplicas()
-    with pytest.raises(RuntimeError, match="Mismatching ReplicaContext"):
-        strategy.run(merge, (kept_replica(strategy),))
-
-
-@pytest.mark.spec("CTX-32")
-def test_a_replica_context_of_another_strategy_is_refused() -> None:
-    ended = kept_replica(TwoReplicas())
-    message = r"Mismatching tf\.distribute\.Strategy objects"
-    with pytest.raises(RuntimeError, match=message):
-        merge(ended)
-    with pytest.raises(RuntimeError, match=message):
-        TwoReplicas().run(merge, (ended,))

@@ -11,7 +11,6 @@ import torch
 
 import stratagem
 from stratagem import PerReplica
-from stratagem._core import device_names
 from tests.client.two_replicas import TwoReplicas, number
 
 spec = pytest.mark.spec
@@ -26,21 +25,6 @@ def replica() -> stratagem.ReplicaContext:
     found = stratagem.get_replica_context()
     assert found is not None
     return found
-
-
-@spec("RUN-1", "RUN-7")
-def test_replicas_take_turns_from_one_merge_call_to_the_next(
-    strategy: TwoReplicas,
-) -> None:
-    trace: list[str] = []
-
-    def fn() -> None:
-        trace.append(f"a{number()}")
-        replica().merge_call(lambda strategy: trace.append("merge"))
-        trace.append(f"b{number()}")
-
-    strategy.run(fn)
-    assert trace == ["a0", "a1", "merge", "b0", "b1"]
 
 
 @spec("STR-20")
@@ -87,14 +71,6 @@ def test_replicas_see_the_modes_of_the_calling_thread(strategy: TwoReplicas) -> 
         assert strategy.run(torch.is_inference_mode_enabled)
 
 
-@spec("RUN-3")
-def test_each_replica_has_its_device(strategy: TwoReplicas) -> None:
-    with stratagem.device("CPU:7"):
-        devices = strategy.run(device_names.current).values
-    assert devices == strategy.extended.worker_devices
-    assert devices[1].endswith("/device:CPU:1")
-
-
 class Total(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = replica().all_reduce("sum", x)
@@ -112,24 +88,6 @@ def test_a_graph_cannot_be_recorded_across_a_merge_call(strategy: TwoReplicas, r
 
 class Trouble(Exception):
     pass
-
-
-@spec("RUN-5")
-@pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_one_replica_stops_the_others(strategy: TwoReplicas, failing: int) -> None:
-    trouble, went_on = Trouble(), []
-
-    def fn() -> None:
-        if number() == failing:
-            raise trouble
-        replica().merge_call(lambda strategy: None)
-        went_on.append(number())
-
-    with pytest.raises(Trouble) as caught:
-        strategy.run(fn)
-    assert caught.value is trouble
-    assert not went_on
-    assert strategy.run(number).values == (0, 1)
 
 
 @spec("RUN-5")
@@ -151,70 +109,6 @@ def test_a_stopped_replica_cleans_up(strategy: TwoReplicas) -> None:
     assert cleaned == [0]
 
 
-@spec("MRG-4", "RUN-5")
-def test_errors_of_merge_functions_come_out_of_run(strategy: TwoReplicas) -> None:
-    def fail(*_: object) -> None:
-        raise Trouble
-
-    def after_merge() -> None:
-        replica().merge_call(lambda strategy: None)
-        fail()
-
-    def within_merge() -> None:
-        replica().merge_call(lambda s: s.run(lambda: replica().merge_call(fail)))
-
-    for fn in (lambda: replica().merge_call(fail), after_merge, within_merge):
-        with pytest.raises(Trouble):
-            strategy.run(fn)
-    assert not stratagem.has_strategy()
-
-
-@spec("MRG-1")
-def test_a_merge_function_gets_the_strategy_and_merged_arguments(
-    strategy: TwoReplicas,
-) -> None:
-    main, calls = threading.current_thread(), []
-
-    def merge(given: stratagem.Strategy, x: Any, *, k: Any) -> None:
-        calls.append((x.values, k))
-        assert given is strategy
-        assert threading.current_thread() is main
-        assert stratagem.in_cross_replica_context()
-
-    strategy.run(lambda: replica().merge_call(merge, (number(),), {"k": "same"}))
-    assert calls == [((0, 1), "same")]
-
-
-@spec("MRG-2")
-def test_each_replica_gets_its_component_of_what_a_merge_returns(
-    strategy: TwoReplicas,
-) -> None:
-    with strategy.scope():
-        variable = stratagem.Variable(1.0)
-
-    def fn() -> tuple[Any, ...]:
-        result = {"a": [PerReplica((1, 2))], "b": "all", "v": variable}
-        mine = replica().merge_call(lambda strategy: result)
-        return mine["a"][0], mine["b"], mine["v"]
-
-    component, same, container = strategy.run(fn)
-    assert component.values == (1, 2)
-    assert same == "all"
-    assert container is variable
-
-
-@spec("MRG-3")
-def test_replicas_have_to_make_the_same_number_of_merge_calls(
-    strategy: TwoReplicas,
-) -> None:
-    def fn() -> None:
-        if number() == 1:
-            replica().merge_call(lambda strategy: None)
-
-    with pytest.raises(RuntimeError, match=r"different number of.*merge_call"):
-        strategy.run(fn)
-
-
 @spec("MRG-5")
 def test_a_merge_function_records_gradients_as_the_first_replica_does(
     strategy: TwoReplicas,
@@ -225,9 +119,3 @@ def test_a_merge_function_records_gradients_as_the_first_replica_does(
         return merged
 
     assert strategy.run(fn) is False
-
-
-@spec("MRG-6")
-def test_replicas_may_be_run_within_a_merge_function(strategy: TwoReplicas) -> None:
-    result = strategy.run(lambda: replica().merge_call(lambda s: s.run(number)) * 10 + number())
-    assert result.values == (0, 11)

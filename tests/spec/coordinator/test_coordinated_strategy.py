@@ -25,34 +25,7 @@ from tests.spec.strategies.parameter_servers import strategy_of
 from tests.waiting import eventually
 
 CHIEF = {"chief": ["chief.test:1"]}
-SERVER = {"ps": ["p0.test:1"]}
 WORKER = {"worker": ["w0.test:1"]}
-
-
-@pytest.mark.spec("PS2-1")
-def test_a_coordinator_has_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(ValueError, match="Cluster spec must be non-empty"):
-        ClusterCoordinator(ParameterServerStrategy())
-
-
-@pytest.mark.spec("PS2-4")
-def test_there_is_one_chief_at_most() -> None:
-    with pytest.raises(ValueError, match="at most one 'chief'"):
-        strategy_of({**SERVER, **WORKER, "chief": ["a.test:1", "b.test:1"]}, "chief", 0)
-
-
-@pytest.mark.spec("PS2-4")
-def test_there_is_a_server() -> None:
-    with pytest.raises(ValueError, match="at least one ps"):
-        strategy_of({**CHIEF, **WORKER}, "chief", 0)
-
-
-@pytest.mark.spec("PS2-4")
-def test_a_coordinator_has_a_worker() -> None:
-    strategy = strategy_of({**CHIEF, **SERVER}, "chief", 0)
-    with pytest.raises(ValueError, match="at least one worker"):
-        ClusterCoordinator(strategy)
 
 
 @pytest.mark.spec("PS2-5")
@@ -177,19 +150,6 @@ def test_a_plain_value_is_reduced_to_itself(
     reduce = strategy.reduce
     scheduled = coordination.coordinator.schedule(reduce, args=(reduce_op, value))
     assert scheduled.fetch() == value
-
-
-@pytest.mark.spec("PS2-12")
-def test_values_are_gathered_and_made_on_the_coordinator(
-    coordination: Coordination,
-) -> None:
-    strategy = coordination.strategy
-    assert strategy.gather(torch.ones(2), axis=0).tolist() == [1, 1]
-    made = strategy.experimental_distribute_values_from_function(
-        lambda context: context.replica_id_in_sync_group + 5
-    )
-    assert isinstance(made, stratagem.PerReplica)
-    assert made.values == (5,)
 
 
 def numbered(context: stratagem.InputContext) -> list[torch.Tensor]:

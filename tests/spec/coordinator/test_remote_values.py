@@ -36,12 +36,6 @@ def test_fetch_widens_what_arrays_cannot_have(coordinator: ClusterCoordinator) -
     assert value.get().dtype is torch.bfloat16
 
 
-@pytest.mark.spec("RMV-1")
-def test_fetch_gives_one_value_bare(coordinator: ClusterCoordinator) -> None:
-    assert coordinator.schedule(lambda: None).fetch() is None
-    assert coordinator.schedule(lambda: torch.tensor(2.5)).fetch() == np.float32(2.5)
-
-
 @pytest.mark.spec("RMV-2")
 def test_get_gives_tensors(coordinator: ClusterCoordinator) -> None:
     leaf = torch.ones(2, requires_grad=True)
@@ -58,16 +52,6 @@ def test_values_of_replicas_come_as_tuples(coordinator: ClusterCoordinator) -> N
     value = coordinator.schedule(lambda: parts)
     assert [part.tolist() for part in value.get()] == [[0], [1]]
     assert [part.tolist() for part in value.fetch()] == [[0], [1]]
-
-
-@pytest.mark.spec("RMV-3")
-def test_values_outlive_their_worker() -> None:
-    with coordinating(num_workers=1) as coordination:
-        value = coordination.coordinator.schedule(lambda: torch.ones(2))
-        coordination.coordinator.join()
-        coordination.stop(0)
-        assert value.fetch().tolist() == [1, 1]
-        assert value.get().tolist() == [1, 1]
 
 
 def halved(parts: list[Any]) -> None:

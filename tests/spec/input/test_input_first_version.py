@@ -13,7 +13,6 @@ import torch
 from stratagem import (
     InputContext,
     InputIterator,
-    InputReplicationMode,
     OutOfRangeError,
     Strategy,
     get_strategy,
@@ -145,14 +144,6 @@ def test_an_input_function_returns_a_dataset_or_a_callable(
         input_fn_iterator(strategy, lambda context: returned)
 
 
-@pytest.mark.spec("INP-49c")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_input_functions_are_for_workers(strategy: TwoReplicas) -> None:
-    mode = InputReplicationMode.PER_REPLICA
-    with pytest.raises(ValueError, match="not supported"):
-        strategy.make_input_fn_iterator(lambda context: [1], mode)
-
-
 @pytest.mark.spec("STR-22")
 def test_a_run_takes_one_input_as_one_argument(strategy: TwoReplicas) -> None:
     iterator = dataset_iterator(strategy, pairs(4, 2))
@@ -178,11 +169,6 @@ def test_input_is_asked_for_inside_the_scope(strategy: TwoReplicas) -> None:
 
     run(strategy, lambda x: x, dataset_iterator(strategy, elements))
     assert seen == [(strategy, True)]
-
-
-@pytest.mark.spec("STR-22")
-def test_a_run_needs_no_input(strategy: TwoReplicas) -> None:
-    assert run(strategy, lambda: 5) == 5
 
 
 @pytest.mark.spec("DEF-7")

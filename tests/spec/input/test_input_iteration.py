@@ -17,7 +17,6 @@ from stratagem import (
     InvalidTypeError,
     OutOfRangeError,
     PerReplica,
-    get_replica_context,
     get_strategy,
 )
 from stratagem.experimental import Optional
@@ -70,14 +69,6 @@ def test_one_replica_gets_plain_tensors(options: InputOptions) -> None:
     (value,) = TwoReplicas(1).experimental_distribute_dataset(batches(2, 2), options)
     assert type(value) is torch.Tensor
     assert value.tolist() == [0, 1]
-
-
-@pytest.mark.spec("INP-41", "INP-11")
-def test_a_loop_squares_what_it_is_given(strategy: TwoReplicas) -> None:
-    dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
-    distributed = strategy.experimental_distribute_dataset(dataset)
-    squares = [strategy.run(lambda x: x * x, (x,)) for x in distributed]
-    assert steps(squares) == [[[25], [36]], [[49], [64]]]
 
 
 @pytest.mark.spec("INP-42")
@@ -175,16 +166,6 @@ def test_an_empty_dataset_has_no_spec_and_no_steps(strategy: TwoReplicas) -> Non
         _ = distributed.element_spec
 
 
-@pytest.mark.spec("INP-46")
-def test_a_dataset_is_folded_over_its_steps(strategy: TwoReplicas) -> None:
-    distributed = strategy.experimental_distribute_dataset(batches(6, 4))
-
-    def add(total: int, value: PerReplica) -> int:
-        return total + int(strategy.reduce("sum", value, axis=0))
-
-    assert distributed.reduce(100, add) == 115
-
-
 @pytest.mark.spec("INP-47")
 def test_a_dataset_knows_its_number_of_steps(strategy: TwoReplicas) -> None:
     split = strategy.experimental_distribute_dataset(batches(10, 4))
@@ -232,45 +213,12 @@ def test_datasets_and_iterators_pass_through_replicas(strategy: TwoReplicas) -> 
     assert returned["iterator"] is iterator
 
 
-@pytest.mark.spec("INP-27")
-def test_replicas_without_data_still_take_part(strategy: TwoReplicas) -> None:
-    (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0])])
-
-    def replica_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        replica = get_replica_context()
-        assert replica is not None
-        return x.sum(), x.shape[0]
-
-    sums, sizes = strategy.run(replica_fn, (value,))
-    assert shares(sums) == [5, 0]
-    assert sizes.values == (1, 0)
-    assert strategy.reduce("mean", value, axis=0) == 5
-
-
-@pytest.mark.spec("INP-11", "RED-9")
-def test_means_weigh_rows_not_replicas(strategy: TwoReplicas) -> None:
-    (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0, 6.0, 7.0])])
-    assert strategy.reduce("mean", value, axis=0) == 6
-
-
 @pytest.mark.spec("DEF-4")
 def test_the_default_strategy_changes_nothing() -> None:
     default, dataset = get_strategy(), [1, 2]
     assert default.experimental_distribute_dataset(dataset) is dataset
     options = InputOptions(experimental_per_replica_buffer_size=-1)
     assert default.experimental_distribute_dataset(dataset, options) is dataset
-
-
-@pytest.mark.spec("DEF-5")
-def test_the_default_strategy_calls_dataset_functions() -> None:
-    default, told = get_strategy(), []
-
-    def dataset_fn(context: Any) -> Any:
-        told.append(str(context))
-        return told
-
-    assert default.distribute_datasets_from_function(dataset_fn) is told
-    assert told == ["tf.distribute.InputContext(input pipeline id 0, total: 1)"]
 
 
 @pytest.mark.spec("INP-54")

@@ -42,15 +42,6 @@ def test_each_batch_is_cut_on_its_own(strategy: Strategy) -> None:
     ]
 
 
-@pytest.mark.spec("INP-12")
-def test_three_replicas_may_have_nothing_left_for_the_last() -> None:
-    assert split_by(TwoReplicas(3), batches(10, 4)) == [
-        [[0, 1], [2, 3], []],
-        [[4, 5], [6, 7], []],
-        [[8], [9], []],
-    ]
-
-
 @pytest.mark.spec("INP-13")
 def test_the_last_replicas_get_less_or_nothing(strategy: Strategy) -> None:
     assert split_by(strategy, batches(9, 4))[-1] == [[8], []]

@@ -61,15 +61,6 @@ def test_structures_become_structures_of_per_replica_values() -> None:
 
 
 @pytest.mark.spec("INP-51")
-def test_each_replica_gets_its_value_in_a_run() -> None:
-    strategy = TwoReplicas()
-    values = strategy.experimental_distribute_values_from_function(
-        lambda context: np.arange(4.0)[context.replica_id_in_sync_group]
-    )
-    assert strategy.run(lambda x: x * x, (values,)).values == (0, 1)
-
-
-@pytest.mark.spec("INP-51")
 def test_one_replica_gets_a_distributed_value_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

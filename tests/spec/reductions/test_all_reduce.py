@@ -10,7 +10,6 @@ import torch
 import stratagem
 from stratagem import (
     CentralStorageStrategy,
-    IndexedSlices,
     MirroredStrategy,
     OneDeviceStrategy,
     Strategy,
@@ -61,33 +60,6 @@ def test_what_one_replica_does_to_its_result_does_not_show_on_another(
     assert [value.tolist() for value in results] == [[1.0, 1.0]] * 2
 
 
-@pytest.mark.spec("REP-7")
-@pytest.mark.parametrize(("op", "expected"), [("sum", (50.0, 50.0)), ("mean", (25,) * 2)])
-def test_all_reduce_is_differentiable(
-    strategy: Strategy, op: str, expected: tuple[float, float]
-) -> None:
-    def fn() -> torch.Tensor | None:
-        x = torch.tensor(1.0, requires_grad=True)
-        weight = 20.0 + 10.0 * number()
-        (weight * replica().all_reduce(op, x)).backward()
-        return x.grad
-
-    assert strategy.run(fn).values == expected
-
-
-@pytest.mark.spec("REP-7")
-def test_all_reduce_keeps_rows_sparse(strategy: Strategy) -> None:
-    def fn() -> Any:
-        index = torch.tensor([number()])
-        rows = IndexedSlices(torch.ones(1, 2) + number(), index, (3, 2))
-        return replica().all_reduce("mean", [rows, torch.ones(1)])
-
-    rows, _ = strategy.run(fn)
-    for value in rows.values:
-        assert value.indices.tolist() == [0, 1]
-        assert value.values.tolist() == [[0.5, 0.5], [1.0, 1.0]]
-
-
 @pytest.mark.spec("REP-9")
 def test_all_reduce_of_nothing_is_nothing(strategy: Strategy) -> None:
     assert strategy.run(lambda: replica().all_reduce("sum", {})) == {}
@@ -102,11 +74,6 @@ def test_all_reduce_refuses_what_is_no_reduction_or_no_tensor(
 ) -> None:
     with pytest.raises(stratagem.InvalidArgumentError):
         strategy.run(lambda: replica().all_reduce(op, value))
-
-
-@pytest.mark.spec("REP-7")
-def test_all_reduce_in_the_default_replica_returns_the_value() -> None:
-    assert replica().all_reduce("sum", torch.tensor(2.0)) == 2.0
 
 
 @pytest.mark.spec("REP-7")

@@ -175,12 +175,6 @@ def test_numbers_need_no_copies(strategy: Strategy) -> None:
             strategy.extended.broadcast_to(3, destinations)
 
 
-@pytest.mark.spec("EXT-3")
-def test_the_default_strategy_copies_nothing() -> None:
-    with pytest.raises(NotImplementedError, match="in descendants"):
-        stratagem.get_strategy().extended.broadcast_to(torch.ones(1), "CPU:0")
-
-
 @pytest.mark.spec("EXT-1", "EXT-2")
 def test_the_strategy_reduces_by_what_it_was_given() -> None:
     class Doubling(CrossDeviceOps):

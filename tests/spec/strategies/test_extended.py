@@ -14,7 +14,6 @@ from stratagem import (
     CentralStorageStrategy,
     MirroredStrategy,
     OneDeviceStrategy,
-    PerReplica,
     Strategy,
     Variable,
     VariableAggregation,
@@ -45,18 +44,6 @@ def shared(strategy: Strategy) -> Variable:
 
 
 @pytest.mark.spec("EXT-8")
-def test_a_copy_knows_what_it_is_a_copy_of(strategy: Strategy) -> None:
-    container, extended = shared(strategy), strategy.extended
-    inner = getattr(container, "only_copy", container.values[0])
-    assert extended.value_container(inner) is container
-    assert extended.value_container(container) is container
-    assert extended.value_container(5) == 5
-    for value in (container, *container.values):
-        results = strategy.experimental_local_results(extended.value_container(value))
-        assert any(value is one for one in (*results, container))
-
-
-@pytest.mark.spec("EXT-8")
 @pytest.mark.parametrize("kind", [MIRRORED, CENTRAL])
 def test_a_copy_outlives_what_it_is_a_copy_of(kind: Callable[[], Strategy]) -> None:
     strategy = kind()
@@ -65,16 +52,6 @@ def test_a_copy_outlives_what_it_is_a_copy_of(kind: Callable[[], Strategy]) -> N
     del container
     gc.collect()
     assert strategy.extended.value_container(inner) is inner
-
-
-@pytest.mark.spec("EXT-9")
-def test_a_variable_belongs_to_the_strategy_that_made_it(strategy: Strategy) -> None:
-    default = stratagem.get_strategy().extended
-    mine, plain, foreign = shared(strategy), Variable(1.0), shared(MIRRORED())
-    created = strategy.extended.variable_created_in_scope
-    assert [created(v) for v in (mine, plain, foreign)] == [True, False, False]
-    created = default.variable_created_in_scope
-    assert [created(v) for v in (mine, plain, foreign)] == [False, True, False]
 
 
 @pytest.mark.spec("EXT-10")
@@ -96,56 +73,6 @@ def test_colocating_needs_the_scope(strategy: Strategy) -> None:
     variable = shared(strategy)
     with pytest.raises(RuntimeError, match="scope"):
         strategy.extended.colocate_vars_with(variable)
-
-
-@pytest.mark.spec("EXT-11")
-@pytest.mark.parametrize(
-    ("kind", "devices"),
-    [
-        (MIRRORED, (f"{CPU}0", f"{CPU}1")),
-        (CENTRAL, [f"{CPU}0", f"{CPU}1"]),
-        (ONE, (f"{CPU}1",)),
-    ],
-)
-def test_replicas_are_on_these_devices(kind: Callable[[], Strategy], devices: object) -> None:
-    """A list under `CentralStorageStrategy`, else a tuple."""
-    assert kind().extended.worker_devices == devices
-
-
-@pytest.mark.spec("EXT-12")
-@pytest.mark.parametrize(
-    ("kind", "devices"),
-    [
-        (MIRRORED, (f"{CPU}0", f"{CPU}1")),
-        (CENTRAL, ("/cpu:2",)),
-        (ONE, (f"{CPU}1",)),
-    ],
-)
-def test_variables_are_on_these_devices(kind: Callable[[], Strategy], devices: object) -> None:
-    """As the user wrote it under `CentralStorageStrategy`."""
-    assert kind().extended.parameter_devices == devices
-
-
-@pytest.mark.spec("EXT-11", "EXT-12")
-def test_the_default_strategy_has_no_devices() -> None:
-    extended = stratagem.get_strategy().extended
-    for name in ("worker_devices", "parameter_devices"):
-        with pytest.raises(RuntimeError, match="unsupported by the default"):
-            getattr(extended, name)
-    assert MIRRORED().extended.worker_devices == MIRRORED().extended.parameter_devices
-
-
-@pytest.mark.spec("EXT-13")
-def test_shapes_may_change(strategy: Strategy) -> None:
-    assert strategy.extended.experimental_require_static_shapes is False
-
-
-@pytest.mark.spec("EXT-14")
-def test_running_is_a_method_of_its_own(strategy: Strategy) -> None:
-    each = PerReplica((1.0, 2.0)[: strategy.num_replicas_in_sync])
-    result = strategy.extended.call_for_each_replica(lambda x, y: x + y, (each,), {"y": 10.0})
-    expected = (11.0, 12.0)[: strategy.num_replicas_in_sync]
-    assert strategy.experimental_local_results(result) == expected
 
 
 @pytest.mark.spec("EXT-15")
@@ -175,30 +102,6 @@ def test_only_what_has_copies_is_read_from_copies() -> None:
     for value in (plain, tensor):
         with pytest.raises(ValueError, match="`read_var` takes a variable"):
             mirrored.extended.read_var(value)
-
-
-@pytest.mark.spec("EXT-16")
-@pytest.mark.parametrize(("kind", "each"), [(MIRRORED, False), (CENTRAL, True), (ONE, False)])
-def test_whether_each_worker_runs_the_program(kind: Callable[[], Strategy], each: bool) -> None:
-    assert kind().extended.experimental_between_graph is each
-
-
-@pytest.mark.spec("EXT-17")
-def test_the_only_process_does_what_the_chief_does(strategy: Strategy) -> None:
-    extended = strategy.extended
-    assert extended.experimental_should_init is True
-    assert extended.should_checkpoint is True
-    assert extended.should_save_summary is True
-
-
-@pytest.mark.spec("EXT-16", "EXT-17")
-def test_the_default_strategy_does_not_say_all() -> None:
-    extended = stratagem.get_strategy().extended
-    for name in ("experimental_between_graph", "experimental_should_init"):
-        with pytest.raises(NotImplementedError, match="in descendants"):
-            getattr(extended, name)
-    assert extended.should_checkpoint
-    assert extended.should_save_summary
 
 
 @pytest.mark.spec("EXT-20")

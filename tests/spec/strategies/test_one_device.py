@@ -33,30 +33,6 @@ def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None
     assert strategy.run(fn, (4,)) == (5, CPU_1)
 
 
-@pytest.mark.spec("OD-1")
-def test_variables_are_plain_and_on_the_device(strategy: OneDeviceStrategy) -> None:
-    with strategy.scope():
-        first = Variable([1.0, 2.0])
-        with stratagem.device("CPU:0"), strategy.extended.colocate_vars_with(first):
-            second = Variable(1.0)
-    for variable in (first, second):
-        assert variable.device_name == CPU_1
-        assert variable.values == (variable,)
-        assert variable.distribute_strategy is strategy
-    strategy.run(lambda: first.assign_add([1.0, 1.0]))
-    assert first.numpy().tolist() == [2.0, 3.0]
-
-
-@pytest.mark.spec("OD-1")
-def test_reducing_gives_the_value_on_the_device_asked_for(
-    strategy: OneDeviceStrategy,
-) -> None:
-    value = torch.tensor([1.0, 2.0])
-    assert strategy.reduce("sum", value).tolist() == [1.0, 2.0]
-    assert strategy.reduce("mean", value, axis=0) == 1.5
-    assert strategy.gather(value, axis=0).tolist() == [1.0, 2.0]
-
-
 @pytest.mark.spec("OD-2")
 def test_update_calls_the_function_with_the_variable(
     strategy: OneDeviceStrategy,
@@ -72,13 +48,6 @@ def test_update_calls_the_function_with_the_variable(
     assert strategy.extended.update(variable, fn, (2.0,)) == (True, CPU_1)
     assert strategy.extended.update(variable, lambda v: 1, group=False) == (1,)
     assert variable.numpy() == 3.0
-
-
-@pytest.mark.spec("OD-4")
-def test_non_slot_variables_live_on_the_device(strategy: OneDeviceStrategy) -> None:
-    place = strategy.extended.non_slot_devices([])
-    assert place == (CPU_1,)
-    assert strategy.extended.update_non_slot(place, lambda x: x + 1, (1,)) == 2
 
 
 def test_a_session_stays_as_it_is(strategy: OneDeviceStrategy) -> None:

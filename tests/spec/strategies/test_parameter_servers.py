@@ -119,13 +119,6 @@ def test_each_strategy_begins_with_the_first_server(cluster: Cluster) -> None:
             assert servers_of([Variable(1.0, name="v")]) == [0], name
 
 
-@pytest.mark.spec("PS1-6", "PS2-6")
-def test_the_servers_keep_the_variables() -> None:
-    strategy = strategy_of(CLUSTER, "worker", 0)
-    names = ("/job:ps/task:0", "/job:ps/task:1")
-    assert strategy.extended.parameter_devices == names
-
-
 @pytest.mark.spec("PS2-6")
 def test_the_resolver_is_the_one_that_was_given() -> None:
     resolver = SimpleClusterResolver(ClusterSpec(CLUSTER), "", "worker", 0)
@@ -163,12 +156,6 @@ def test_the_chief_writes_for_all(job: str, task: int, chief: bool) -> None:
     assert extended.should_save_summary is chief
 
 
-@pytest.mark.spec("PS1-9")
-def test_worker_0_is_the_chief_where_there_is_no_other() -> None:
-    writes = [strategy_of(CLUSTER, "worker", task).extended.should_checkpoint for task in range(2)]
-    assert writes == [True, False]
-
-
 @pytest.mark.spec("PS1-12")
 def test_functions_run_where_the_variable_is(strategy: ParameterServerStrategy) -> None:
     extended = strategy.extended
@@ -200,9 +187,3 @@ def test_jobs_have_the_names_of_roles() -> None:
     with pytest.raises(ValueError, match="Disallowed task type found in cluster spec") as e:
         strategy_of({**CLUSTER, "somejob": ["s:1"]}, "worker", 0)
     assert all(job in str(e.value) for job in ("chief", "worker", "evaluator", "ps"))
-
-
-@pytest.mark.spec("PS2-3")
-def test_the_own_task_has_the_name_of_a_role() -> None:
-    with pytest.raises(ValueError, match="Unrecognized task_type"):
-        strategy_of(CLUSTER, "foobar", 0)

@@ -39,23 +39,6 @@ def test_a_strategy_is_made_of_what_differs_from_others() -> None:
     assert stratagem.Strategy(extended).extended is extended
 
 
-@pytest.mark.spec("STR-2")
-def test_extended_stays_the_same(strategy: stratagem.Strategy) -> None:
-    assert isinstance(strategy.extended, stratagem.StrategyExtended)
-    assert strategy.extended is strategy.extended
-
-
-@pytest.mark.spec("STR-3")
-def test_each_device_that_computes_is_a_replica() -> None:
-    replicas = [build().num_replicas_in_sync for build in STRATEGIES.values()]
-    assert replicas == [1, 1, 3, 2, 2]
-
-
-@pytest.mark.spec("STR-4")
-def test_without_a_cluster_there_is_no_resolver(strategy: stratagem.Strategy) -> None:
-    assert strategy.cluster_resolver is None
-
-
 @pytest.mark.spec("STR-4")
 def test_the_resolver_is_that_of_extended() -> None:
     strategy = TwoReplicas()
@@ -77,14 +60,6 @@ def test_a_deep_copy_has_an_extended_of_its_own() -> None:
 def test_a_shallow_copy_is_refused(strategy: stratagem.Strategy) -> None:
     with pytest.raises(RuntimeError, match="Must only deepcopy"):
         copy.copy(strategy)
-
-
-@pytest.mark.spec("STR-10")
-def test_a_scope_makes_its_strategy_current(strategy: stratagem.Strategy) -> None:
-    with strategy.scope() as current:
-        assert current is strategy
-        assert stratagem.get_strategy() is strategy
-    assert not stratagem.has_strategy()
 
 
 @pytest.mark.spec("STR-11")

@@ -53,24 +53,6 @@ def adding(v: Variable, x: Any, *, scale: float = 1.0) -> None:
 
 
 @pytest.mark.spec("EXT-4")
-@kinds(*KINDS)
-def test_a_function_is_called_for_each_copy(kind: Callable[[], Strategy]) -> None:
-    strategy = kind()
-    variable = shared(strategy)
-    seen = []
-
-    def fn(v: Variable, x: torch.Tensor) -> None:
-        assert stratagem.in_cross_replica_context()
-        seen.append(v)
-        v.assign_add(x)
-
-    strategy.extended.update(variable, fn, (torch.tensor(2.0),))
-    containers = [strategy.extended.value_container(v) for v in seen]
-    assert all(container is variable for container in containers)
-    assert copies(variable) == [3.0] * len(seen)
-
-
-@pytest.mark.spec("EXT-4")
 def test_each_copy_gets_its_own_of_mirrored_arguments() -> None:
     strategy = MirroredStrategy(DEVICES)
     variable, slot = shared(strategy), shared(strategy, 5.0)
@@ -97,22 +79,6 @@ def test_arguments_may_not_differ(kind: Callable[[], Strategy]) -> None:
 
 
 @pytest.mark.spec("EXT-4")
-def test_results_of_several_copies_are_mirrored() -> None:
-    """What are neither tensors nor one object is lost."""
-    strategy = MirroredStrategy(DEVICES)
-    variable, numbers = shared(strategy), iter(range(1000, 1010))
-
-    def fn(v: Variable) -> dict[str, Any]:
-        return {"tensor": v + 1.0, "number": next(numbers), "same": "text"}
-
-    result = strategy.extended.update(variable, fn)
-    assert isinstance(result["tensor"], Mirrored)
-    assert (result["number"], result["same"]) == (None, "text")
-    listed = strategy.extended.update(variable, fn, group=False)
-    assert listed == {"tensor": (2.0, 2.0), "number": (1002, 1003), "same": ("text",)}
-
-
-@pytest.mark.spec("EXT-4")
 @pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
 def test_what_copies_were_assigned_is_mirrored(synchronization: str) -> None:
     strategy = MirroredStrategy(DEVICES)
@@ -130,16 +96,6 @@ def test_what_copies_were_assigned_is_mirrored(synchronization: str) -> None:
     assert [value.item() for value in result.values] == [3.0, 3.0]
     assert [value.item() for value in listed] == [5.0, 5.0]
     assert update(variable, lambda v: v) is variable
-
-
-@pytest.mark.spec("EXT-4")
-@kinds("central", "one device", "default")
-def test_the_result_of_one_copy_is_what_it_is(kind: Callable[[], Strategy]) -> None:
-    strategy = kind()
-    variable = shared(strategy)
-    update = strategy.extended.update
-    assert update(variable, lambda v: {"a": 1, "b": None}) == {"a": 1, "b": None}
-    assert update(variable, lambda v: {"a": 1}, group=False) == {"a": (1,)}
 
 
 @pytest.mark.spec("EXT-4")
@@ -241,21 +197,3 @@ def test_a_function_runs_on_the_devices_that_are_named() -> None:
     strategy = MirroredStrategy(DEVICES)
     where = strategy.extended.update_non_slot(("CPU:3",), device_names.current)
     assert where == "/job:localhost/replica:0/task:0/device:CPU:3"
-
-
-@pytest.mark.spec("EXT-7")
-@kinds("central", "default")
-def test_one_copy_is_beside_the_first_by_name(kind: Callable[[], Strategy]) -> None:
-    strategy = kind()
-    with strategy.scope():
-        variables = [Variable(1.0, name=name) for name in ("b", "a", "c")]
-    assert strategy.extended.non_slot_devices(variables) is variables[1]
-    with pytest.raises(ValueError, match="empty"):
-        strategy.extended.non_slot_devices([])
-
-
-@pytest.mark.spec("EXT-7")
-@kinds("mirrored", "one device")
-def test_copies_are_on_all_devices(kind: Callable[[], Strategy]) -> None:
-    extended = kind().extended
-    assert extended.non_slot_devices([]) == extended.worker_devices

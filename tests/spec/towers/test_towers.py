@@ -125,37 +125,6 @@ def test_a_tower_enters_no_scope(strategy: contrib.MirroredStrategy, in_scope: N
         strategy.call_for_each_tower(fn)
 
 
-@pytest.mark.spec("TWR-3", "REP-11")
-def test_a_merge_call_takes_its_arguments_one_by_one(
-    strategy: contrib.MirroredStrategy, in_scope: None
-) -> None:
-    """The example of the documentation of then."""
-
-    def merge_fn(distribution: Any, three_plus_tower_id: Any, scale: int) -> Any:
-        assert distribution is strategy
-        return scale * sum(distribution.unwrap(three_plus_tower_id))
-
-    def fn(three: int) -> torch.Tensor:
-        v = torch.tensor(three) + tower().tower_id
-        s: torch.Tensor = tower().merge_call(merge_fn, v, scale=10)
-        return s + v
-
-    merged = strategy.call_for_each_tower(fn, 3)
-    assert numbers(strategy.unwrap(merged)) == [73, 74]
-
-
-@pytest.mark.spec("TWR-3")
-def test_towers_make_equally_many_merge_calls(
-    strategy: contrib.MirroredStrategy, in_scope: None
-) -> None:
-    def fn() -> None:
-        if tower().tower_id == 0:
-            tower().merge_call(lambda distribution: None)
-
-    with pytest.raises(RuntimeError, match="Some towers made a different number"):
-        strategy.call_for_each_tower(fn)
-
-
 @pytest.mark.spec("CTX-30", "CTX-31", "TWR-3")
 def test_a_tower_context_is_for_its_tower(
     strategy: contrib.MirroredStrategy, in_scope: None

@@ -33,24 +33,6 @@ def values(value: Any) -> tuple[Any, ...]:
     return value.values
 
 
-@pytest.mark.spec("REG-1", "REG-2", "REG-6")
-def test_lists_and_tuples_are_merged_item_by_item() -> None:
-    merged = distributed_values.regroup([[1.5, (2.5,)], [3.5, (4.5,)]])
-    assert type(merged) is list
-    assert type(merged[1]) is tuple
-    assert values(merged[0]) == (1.5, 3.5)
-    assert values(merged[1][0]) == (2.5, 4.5)
-
-
-@pytest.mark.spec("REG-2")
-def test_named_tuples_keep_their_type() -> None:
-    """A tuple on replica 0 beside a named one is accepted."""
-    merged = distributed_values.regroup([Point(1.5, 2.5), Point(3.5, 4.5)])
-    assert type(merged) is Point
-    assert values(merged.y) == (2.5, 4.5)
-    assert type(distributed_values.regroup([(1.5, 2.5), Point(3.5, 4.5)])) is tuple
-
-
 @pytest.mark.spec("REG-3")
 @pytest.mark.parametrize("kind", [dict, OrderedDict, lambda d: defaultdict(list, d)])
 def test_mappings_keep_their_type_whatever_the_order_of_keys(kind: Any) -> None:
@@ -81,45 +63,10 @@ def test_results_of_torch_functions_are_nests() -> None:
     assert values(shape[0]) == (2, 700)
 
 
-@pytest.mark.parametrize(
-    "nests",
-    [
-        pytest.param(([1], [1, 2]), marks=pytest.mark.spec("REG-1")),
-        pytest.param(([1], (1,)), marks=pytest.mark.spec("REG-1")),
-        pytest.param(([1], 1), marks=pytest.mark.spec("REG-1")),
-        pytest.param(((1,), (1, 2)), marks=pytest.mark.spec("REG-2")),
-        pytest.param(({"a": 1}, {"b": 1}), marks=pytest.mark.spec("REG-3")),
-    ],
-)
-def test_nests_that_differ_in_structure_are_refused(nests: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="Cannot merge"):
-        distributed_values.regroup(nests)
-
-
-@pytest.mark.spec("REG-4")
-def test_the_very_same_object_stays_itself() -> None:
-    module = torch.nn.Linear(1, 1)
-    for value in (None, 3, "name", module):
-        assert distributed_values.regroup([value, value]) is value
-
-
 @pytest.mark.spec("REG-6")
 def test_equal_objects_that_are_not_the_same_are_wrapped() -> None:
     assert values(distributed_values.regroup([float("1.5"), float("1.5")])) == (1.5, 1.5)
     assert type(distributed_values.regroup([[1.5], [2.5]], wrap=Mirrored)[0]) is Mirrored
-
-
-@pytest.mark.spec("REG-7")
-def test_wrapping_can_be_demanded() -> None:
-    assert values(distributed_values.regroup([None, None], always_wrap=True)) == (None, None)
-
-
-@pytest.mark.spec("REG-8")
-def test_the_leaves_of_one_replica_stay_unwrapped() -> None:
-    """Structures are rebuilt."""
-    nest = [1.5, {"a": 2.5}]
-    assert distributed_values.regroup([nest]) == nest
-    assert values(distributed_values.regroup([1.5], always_wrap=True)) == (1.5,)
 
 
 def mirrored_variable() -> stratagem.Variable:
@@ -133,32 +80,6 @@ def test_the_copies_of_a_variable_become_the_variable() -> None:
     variable = mirrored_variable()
     assert distributed_values.regroup(variable.values) is variable
     assert type(distributed_values.regroup(variable.values, always_wrap=True)) is PerReplica
-
-
-@pytest.mark.spec("REG-9")
-@pytest.mark.usefixtures("four_cpus")
-def test_a_copy_beside_something_else_is_refused() -> None:
-    variable = mirrored_variable()
-    first, _ = variable.values
-    with pytest.raises(ValueError, match="components"):
-        distributed_values.regroup([first, 2.0])
-
-
-@pytest.mark.spec("REG-10")
-@pytest.mark.usefixtures("four_cpus")
-def test_selection_is_the_inverse_and_leaves_variables_alone() -> None:
-    nests = [{"a": [1.5, "s"]}, {"a": [2.5, "s"]}]
-    merged = distributed_values.regroup(nests)
-    assert [distributed_values.select_replica(index, merged) for index in (0, 1)] == nests
-    variable = mirrored_variable()
-    assert distributed_values.select_replica(1, [variable])[0] is variable
-
-
-@pytest.mark.spec("REG-11")
-def test_mirrored_selection_refuses_what_may_differ() -> None:
-    assert distributed_values.select_replica_mirrored(1, [Mirrored((1, 2)), 3]) == [2, 3]
-    with pytest.raises(TypeError, match="Expected value to be mirrored"):
-        distributed_values.select_replica_mirrored(0, [PerReplica((1, 2))])
 
 
 @pytest.mark.spec("REG-12")

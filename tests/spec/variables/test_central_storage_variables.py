@@ -10,7 +10,6 @@ import torch
 import stratagem
 from stratagem import (
     CentralStorageStrategy,
-    IndexedSlices,
     Mirrored,
     PerReplica,
     Variable,
@@ -44,13 +43,6 @@ def test_one_wrapper_for_several_replicas_none_for_one(
     component = shared(strategy, 1.0)
     assert isinstance(component, AggregatingVariable)
     assert strategy.extended.value_container(component._variable) is component
-
-
-@pytest.mark.spec("VAR-20")
-def test_synchronization_does_not_matter(strategy: CentralStorageStrategy) -> None:
-    """NONE is accepted."""
-    with strategy.scope():
-        assert Variable(1.0, synchronization=VariableSynchronization.NONE) == 1.0
 
 
 @pytest.mark.parametrize(("aggregation", "total"), [(SUM, 5.0), (MEAN, 2.5)])
@@ -120,20 +112,6 @@ def test_gradients_come_back_to_the_variable(strategy: CentralStorageStrategy) -
     assert [float(each) for each in strategy.run(fn).values] == [6.0, 12.0]
 
 
-@pytest.mark.spec("VWR-5", "VWR-7", "VWR-10", "VWR-11", "VWR-21")
-def test_writes_of_replicas_are_combined_and_made_once(
-    strategy: CentralStorageStrategy,
-) -> None:
-    """The same handle for all."""
-    for aggregation, expected in ((SUM, 13.0), (MEAN, 11.5)):
-        variable = shared(strategy, 10.0, aggregation)
-        result = strategy.run(variable.assign_add, (PerReplica([1.0, 2.0]),))
-        assert result is variable
-        assert variable.numpy() == expected
-    with pytest.raises(ValueError, match="must specify an aggregation method"):
-        strategy.run(shared(strategy, 1.0).assign, (PerReplica([1.0, 2.0]),))
-
-
 @pytest.mark.spec("VWR-1", "VWR-2", "VWR-3", "VWR-15")
 def test_writes_from_outside(strategy: CentralStorageStrategy) -> None:
     variable = shared(strategy, 1.0)
@@ -143,16 +121,3 @@ def test_writes_from_outside(strategy: CentralStorageStrategy) -> None:
     with pytest.raises(ValueError, match="PerReplica"), strategy.scope():
         variable.assign(PerReplica([5.0, 6.0]))
     assert variable.numpy() == 3.0
-
-
-@pytest.mark.spec("VSC-2")
-def test_rows_of_replicas_are_written_once(strategy: CentralStorageStrategy) -> None:
-    """On one copy."""
-    variable = shared(strategy, [2.0, 1.0, 1.0], MEAN)
-
-    def fn() -> None:
-        value, index = torch.tensor([number() + 2.0]), torch.tensor([number()])
-        variable.scatter_mul(IndexedSlices(value, index))
-
-    strategy.run(fn)
-    assert variable.numpy().tolist() == [2.0, 1.5, 1.0]

@@ -16,7 +16,6 @@ from stratagem import (
     VariableSynchronization,
 )
 from stratagem._core.distributed_variables import MirroredVariable, SyncOnReadVariable
-from stratagem._core.variable_creation import creator_scope
 from tests.client.two_replicas import number
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
@@ -54,74 +53,6 @@ def test_each_device_gets_a_copy_of_one_initial_value(
     assert first.value().data_ptr() != second.value().data_ptr()
     assert (first.name, second.name) == ("w", "w/replica_1")
     assert [copy.device_name for copy in variable.values] == [f"{CPU}0", f"{CPU}1"]
-
-
-@pytest.mark.parametrize("mode", ["AUTO", "ON_WRITE", None])
-@pytest.mark.spec("VAR-3", "VAR-19")
-def test_copies_are_mirrored_unless_on_read(strategy: MirroredStrategy, mode: str | None) -> None:
-    synchronization = None if mode is None else VariableSynchronization[mode]
-    variable = created(strategy, 1.0, synchronization=synchronization)
-    assert isinstance(variable, MirroredVariable)
-    assert variable.synchronization is VariableSynchronization.ON_WRITE
-    assert isinstance(created(strategy, 1.0, synchronization=ON_READ), Variable)
-
-
-@pytest.mark.spec("VAR-1")
-def test_creators_of_the_user_see_both_sides(strategy: MirroredStrategy) -> None:
-    """The outer one is called once per copy, the inner one once."""
-    outer: list[str] = []
-    inner: list[str] = []
-
-    def note(seen: list[str]) -> Any:
-        def creator(next_creator: Any, **kwargs: Any) -> Any:
-            seen.append(kwargs["name"])
-            return next_creator(**kwargs)
-
-        return creator
-
-    with creator_scope(note(outer)), strategy.scope(), creator_scope(note(inner)):
-        Variable(1.0, name="v")
-    assert (outer, inner) == (["v", "v/replica_1"], ["v"])
-
-
-@pytest.mark.spec("VAR-9")
-def test_a_nested_scope_wraps_once(strategy: MirroredStrategy) -> None:
-    with strategy.scope(), strategy.scope():
-        variable = Variable(1.0)
-    assert [type(copy).__name__ for copy in variable.values] == ["LocalVariable"] * 2
-
-
-@pytest.mark.spec("VAR-10")
-def test_replicas_create_a_variable_together(strategy: MirroredStrategy) -> None:
-    variable = strategy.run(lambda: Variable(float(number()), name="v"))
-    assert isinstance(variable, MirroredVariable)
-    assert [float(copy) for copy in variable.values] == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        pytest.param("other", marks=pytest.mark.spec("VAR-11")),
-        pytest.param("v", marks=pytest.mark.spec("VAR-12")),
-    ],
-)
-def test_replicas_have_to_create_the_same(strategy: MirroredStrategy, second: str) -> None:
-
-    def fn() -> None:
-        Variable(1.0, name="v" if number() == 0 else second)
-        if number() and second == "v":
-            Variable(1.0, name="v")
-
-    with pytest.raises(RuntimeError, match="with mismatching name on device"):
-        strategy.run(fn)
-
-
-@pytest.mark.spec("VAR-15")
-def test_variables_are_trainable_unless_on_read(strategy: MirroredStrategy) -> None:
-    """An explicit True is kept."""
-    assert created(strategy, 1.0).trainable
-    assert not created(strategy, 1.0, synchronization=ON_READ).trainable
-    assert created(strategy, 1.0, trainable=True, synchronization=ON_READ).trainable
 
 
 @pytest.mark.spec("VAR-18")
@@ -219,14 +150,6 @@ def test_outside_of_replicas_the_device_selects_the_copy(
         assert float(variable) == 1.0
 
 
-@pytest.mark.spec("VRD-9", "VRD-10")
-def test_its_copies_can_be_had(strategy: MirroredStrategy) -> None:
-    variable = created(strategy, [1.0])
-    results = strategy.experimental_local_results(variable)
-    assert results is variable.values
-    assert len(results) == 2
-
-
 @pytest.mark.spec("VRD-11", "VRD-13")
 def test_it_is_described_as_its_first_copy(strategy: MirroredStrategy) -> None:
     """One line per copy."""
@@ -271,31 +194,3 @@ def test_gradients_stay_with_their_copies(strategy: MirroredStrategy) -> None:
         return variable.grad
 
     assert [float(grad) for grad in strategy.run(fn).values] == [6.0, 12.0]
-
-
-@pytest.mark.spec("VAR-10")
-def test_replicas_match_their_variables_by_canonical_name(
-    strategy: MirroredStrategy,
-) -> None:
-    """Numbers that differ do not matter; the name is that of the first replica."""
-    named = strategy.run(lambda: Variable(1.0, name=f"foo_{number()}"))
-    assert named.name == "foo_0"
-    names = ["foo/bar", "foo_1/bar", "foo_1/bar_1", "foo/bar_1"]
-    several = strategy.run(lambda: [Variable(1.0, name=name) for name in names])
-    assert [variable.name for variable in several] == names
-    assert len(set(several)) == 4
-
-
-@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
-@pytest.mark.spec("VAR-3")
-def test_variables_made_in_replicas_start_alike(
-    strategy: MirroredStrategy, synchronization: str
-) -> None:
-    """A random initialiser runs on the first replica only."""
-    mode = VariableSynchronization[synchronization]
-
-    def fn() -> Variable:
-        return Variable(lambda: torch.rand(3), synchronization=mode)
-
-    first, second = strategy.run(fn).values
-    assert torch.equal(first.read_value(), second.read_value())

@@ -150,40 +150,6 @@ def test_a_single_replica_writes_what_it_likes(
     assert copies_of(variable) == [5.0]
 
 
-@pytest.mark.spec("VWR-10", "VSC-4")
-def test_replicas_do_not_write_without_an_aggregation(
-    strategy: MirroredStrategy,
-) -> None:
-    """Where TensorFlow lets the copies diverge in silence."""
-    variable = shared(strategy, [1.0])
-    for write in (
-        lambda: variable.assign([2.0]),
-        lambda: variable.scatter_add(rows([1.0], [0])),
-    ):
-        with pytest.raises(ValueError, match="must specify an aggregation method"):
-            strategy.run(write)
-    assert copies_of(variable) == [[1.0], [1.0]]
-
-
-@pytest.mark.spec("VWR-13")
-def test_every_replica_has_to_write(strategy: MirroredStrategy) -> None:
-    variable = shared(strategy, 1.0, MEAN)
-    with pytest.raises(RuntimeError, match="different number of `merge_call`"):
-        strategy.run(lambda: variable.assign(2.0) if number() == 0 else None)
-    assert copies_of(variable) == [1.0, 1.0]
-
-
-@pytest.mark.spec("VWR-14")
-def test_another_strategy_must_not_be_in_charge(strategy: MirroredStrategy) -> None:
-    """In scope and in a replica."""
-    variable, other = shared(strategy, 1.0, MEAN), MirroredStrategy(["CPU:2", "CPU:3"])
-    with pytest.raises(RuntimeError, match="Mixing different"), other.scope():
-        variable.assign(2.0)
-    with pytest.raises(RuntimeError, match="Mixing different"):
-        other.run(lambda: variable.assign(2.0))
-    assert copies_of(variable) == [1.0, 1.0]
-
-
 def test_torch_writes_copies_in_updates_only(strategy: MirroredStrategy) -> None:
     """An in-place function would change one copy and leave the others."""
     variable = shared(strategy, 1.0)
@@ -250,14 +216,6 @@ def test_rows_of_replicas_are_put_together(
     write = getattr(variable, method)
     strategy.run(lambda: write(rows([float(number() + 1)], [0])))
     assert copies_of(variable) == [expected, expected]
-
-
-@pytest.mark.spec("VSC-6")
-def test_rows_are_multiplied_by_their_means(strategy: MirroredStrategy) -> None:
-    """`[2,1,1]`, scatter_mul idx r by r+2 → `[2, 1.5, 1]`."""
-    variable = shared(strategy, [2.0, 1.0, 1.0], MEAN)
-    strategy.run(lambda: variable.scatter_mul(rows([float(number() + 2)], [number()])))
-    assert copies_of(variable) == [[2.0, 1.5, 1.0]] * 2
 
 
 @pytest.mark.parametrize("method", ["scatter_min", "scatter_max", "scatter_update"])

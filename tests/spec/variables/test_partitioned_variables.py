@@ -64,10 +64,6 @@ def dividing(cluster: Cluster, partitioner: Any) -> Iterator[None]:
         yield
 
 
-def values_of(sharded: Any) -> list[Any]:
-    return [shard.numpy().tolist() for shard in sharded.variables]
-
-
 @pytest.mark.spec("PRT-1", "PRT-4")
 def test_a_partitioner_is_asked_about_all_but_scalars(cluster: Cluster) -> None:
     calls, partitioner = asked_of([2, 1])
@@ -77,40 +73,6 @@ def test_a_partitioner_is_asked_about_all_but_scalars(cluster: Cluster) -> None:
     assert calls == [Call(torch.Size((5, 3)), torch.float64)]
     assert isinstance(scalar, Variable)
     assert isinstance(table, ShardedVariable)
-
-
-@pytest.mark.spec("PRT-2")
-@pytest.mark.parametrize("answer", [None, [], [0, 1, 1], [2, 2, 1], [-1, 1]])
-def test_only_rows_are_divided(cluster: Cluster, answer: Any) -> None:
-    _, partitioner = asked_of(answer)
-    refused = pytest.raises(ValueError, match="variable_partitioner must return")
-    with dividing(cluster, partitioner), refused:
-        Variable(torch.zeros(5, 3, 1))
-
-
-@pytest.mark.spec("PRT-3")
-def test_one_shard_is_an_ordinary_variable(cluster: Cluster) -> None:
-    calls, partitioner = asked_of([1, 1])
-    with dividing(cluster, partitioner):
-        table = Variable(torch.zeros(5, 3), name="table")
-    assert isinstance(table, Variable)
-    assert (table.name, len(calls)) == ("table", 1)
-
-
-@pytest.mark.spec("PRT-5")
-def test_there_are_at_most_as_many_shards_as_rows(cluster: Cluster) -> None:
-    _, partitioner = asked_of([9, 1])
-    with dividing(cluster, partitioner):
-        table: Any = Variable(torch.zeros(3, 2))
-    assert [tuple(shard.shape) for shard in table] == [(1, 2)] * 3
-
-
-@pytest.mark.spec("PRT-6")
-def test_the_first_shards_have_a_row_more(cluster: Cluster) -> None:
-    _, partitioner = asked_of([4])
-    with dividing(cluster, partitioner):
-        table: Any = Variable(torch.arange(10.0))
-        assert values_of(table) == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
 
 
 @pytest.mark.spec("PRT-7")
@@ -139,41 +101,8 @@ def test_shards_take_their_turns(strategy: stratagem.ParameterServerStrategy) ->
     assert tasks_of([first, *table, last]) == ["task:0", "task:1", "task:0", "task:1"]
 
 
-@pytest.mark.spec("PRT-9")
-def test_an_initial_value_is_needed(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    refused = pytest.raises(ValueError, match="without specifying `initial_value`")
-    with strategy.scope(), refused:
-        Variable(None, shape=(4,), dtype=torch.float32)
-
-
 SHAPE: dict[str, Any] = {"shape": (5, 2), "dtype": torch.float32}
 WHOLE = torch.arange(10.0).reshape(5, 2)
-
-
-@pytest.mark.spec("PRT-10")
-def test_a_function_with_shard_info_makes_each_shard(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    def make(shard_info: Any) -> torch.Tensor:
-        return torch.full(shard_info.shape, float(shard_info.offset[0]))
-
-    with strategy.scope():
-        table = Variable(make, **SHAPE)
-    assert values_of(table) == [[[0.0, 0.0]] * 3, [[3.0, 3.0]] * 2]
-
-
-@pytest.mark.spec("PRT-10")
-def test_a_function_with_shape_and_offset_makes_each_shard(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    def make(partition_shape: Any, partition_offset: Any) -> torch.Tensor:
-        return torch.full(partition_shape, float(partition_offset[0]))
-
-    with strategy.scope():
-        table = Variable(make, **SHAPE)
-    assert values_of(table) == [[[0.0, 0.0]] * 3, [[3.0, 3.0]] * 2]
 
 
 @pytest.mark.spec("PRT-10")
@@ -220,13 +149,6 @@ def test_without_shape_or_dtype_a_function_makes_the_whole(
     assert table.numpy().tolist() == WHOLE.tolist()
     assert table.dtype == given.get("dtype", torch.float32)
     assert made == [{}]
-
-
-@pytest.mark.spec("PRT-12")
-def test_a_value_is_divided(strategy: stratagem.ParameterServerStrategy) -> None:
-    with strategy.scope():
-        table = Variable(WHOLE.tolist())
-    assert values_of(table) == [WHOLE[:3].tolist(), WHOLE[3:].tolist()]
 
 
 @pytest.mark.spec("PRT-12")

@@ -23,13 +23,6 @@ def sharded(*sizes: int, name: str = "table") -> Any:
 
 
 @pytest.mark.spec("SHV-1")
-@pytest.mark.parametrize("variables", [[], None, Variable([1.0]), [1.0], "ab"])
-def test_shards_are_a_non_empty_list_of_variables(variables: Any) -> None:
-    with pytest.raises(TypeError, match="non-empty list"):
-        stratagem.ShardedVariable(variables)
-
-
-@pytest.mark.spec("SHV-1")
 @pytest.mark.parametrize(
     ("other", "message"),
     [([2], "same dtype"), ([[1.0]], "same shape except"), (1.0, "scalar")],
@@ -39,31 +32,6 @@ def test_shards_have_rows_of_one_kind(other: Any, message: str) -> None:
         stratagem.ShardedVariable([Variable([1.0]), Variable(other)])
 
 
-@pytest.mark.spec("SHV-2")
-def test_the_shards_are_listed_in_order() -> None:
-    shards = [Variable([1.0]), Variable([2.0])]
-    table = stratagem.ShardedVariable(shards)
-    assert len(table.variables) == 2
-    assert all(one is other for one, other in zip(table.variables, shards, strict=True))
-    assert all(one is other for one, other in zip(table, shards, strict=True))
-    with pytest.raises(TypeError):
-        len(table)
-
-
-@pytest.mark.spec("SHV-3")
-def test_the_shape_is_that_of_all_rows() -> None:
-    table = sharded()
-    assert table.shape == (5, 2)
-    assert table.dtype == torch.float32
-
-
-@pytest.mark.spec("SHV-4")
-def test_it_has_the_name_it_was_given() -> None:
-    shards = [Variable([1.0])]
-    assert stratagem.ShardedVariable(shards).name == "ShardedVariable"
-    assert stratagem.ShardedVariable(shards, name="users").name == "users"
-
-
 @pytest.mark.spec("SHV-5")
 @pytest.mark.parametrize("name", ["trainable", "handle", "device", "synchronization"])
 def test_it_is_no_variable(name: str) -> None:
@@ -71,23 +39,6 @@ def test_it_is_no_variable(name: str) -> None:
     assert not isinstance(table, Variable)
     assert not hasattr(table, name)
     assert all(shard.trainable for shard in table)
-
-
-@pytest.mark.spec("SHV-6")
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("assign", torch.ones(5, 2)),
-        ("assign_add", torch.tensor(ROWS) + 1),
-        ("assign_sub", torch.tensor(ROWS) - 1),
-    ],
-)
-def test_whole_values_are_written_by_shard(method: str, expected: torch.Tensor) -> None:
-    table = sharded()
-    assert getattr(table, method)(torch.ones(5, 2)) is table
-    values = [shard.value() for shard in table.variables]
-    assert [len(value) for value in values] == [2, 2, 1]
-    assert torch.equal(torch.cat(values), expected)
 
 
 @pytest.mark.spec("SHV-6")
@@ -140,34 +91,6 @@ def test_rows_out_of_bounds_are_an_index_error(index: int) -> None:
     # As in TensorFlow; the other class would end a loop over data.
     assert isinstance(error.value, stratagem.InvalidArgumentError)
     assert not isinstance(error.value, stratagem.OutOfRangeError)
-
-
-@pytest.mark.spec("SHV-9")
-@pytest.mark.parametrize("index", [torch.tensor(1), torch.tensor([1, 2]), [0, 1]])
-def test_tensors_of_numbers_are_no_index(index: Any) -> None:
-    table = sharded()
-    with pytest.raises(TypeError, match="cannot be indexed"):
-        table[index]
-
-
-SCATTERS = ("add", "sub", "mul", "div", "min", "max", "update")
-
-
-@pytest.mark.spec("SHV-10")
-@pytest.mark.parametrize("method", [*(f"scatter_{name}" for name in SCATTERS)])
-def test_rows_are_written_to_the_shards_that_have_them(method: str) -> None:
-    rows = IndexedSlices(torch.full((3, 2), 3.0), torch.tensor([4, 0, 3]))
-    table, whole = sharded(), Variable(ROWS)
-    assert getattr(table, method)(rows) is table
-    getattr(whole, method)(rows)
-    assert torch.equal(table.read_value(), whole.value())
-
-
-@pytest.mark.spec("SHV-10")
-def test_a_batch_of_rows_is_written() -> None:
-    table = sharded()
-    table.batch_scatter_update(IndexedSlices(torch.zeros(1, 2), torch.tensor([2])))
-    assert table[2].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.spec("SHV-10")

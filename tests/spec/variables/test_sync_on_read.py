@@ -91,49 +91,6 @@ def test_what_a_replica_wrote_can_be_reduced(strategy: MirroredStrategy) -> None
     assert [float(value) for value in strategy.run(fn).values] == [7.0, 7.0]
 
 
-@pytest.mark.parametrize(("aggregation", "expected"), [(SUM, 5.0), (MEAN, 2.5), (FIRST, 1.0)])
-@pytest.mark.spec("VRD-4", "VRD-5")
-def test_elsewhere_a_read_combines_the_copies(
-    strategy: MirroredStrategy, aggregation: VariableAggregation, expected: float
-) -> None:
-    """In scope, and in the default context."""
-    variable = counted(strategy, aggregation)
-    assert variable.read_value() == expected
-    with strategy.scope():
-        assert variable.numpy() == expected
-        assert variable + 0.0 == expected
-    assert strategy.extended.read_var(variable) == expected
-
-
-@pytest.mark.spec("VRD-4")
-def test_without_aggregation_there_is_nothing_to_read(
-    strategy: MirroredStrategy,
-) -> None:
-    variable = counted(strategy, NONE)
-    with pytest.raises(ValueError, match=r"Could not convert from .*NONE"):
-        variable.read_value()
-    assert copies_of(variable) == [1.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "copies"),
-    [(SUM, [3.0, 3.0]), (MEAN, [6.0, 6.0]), (FIRST, [6.0, 6.0])],
-)
-@pytest.mark.spec("VOR-2")
-def test_an_assignment_is_spread_over_the_copies(
-    strategy: MirroredStrategy,
-    aggregation: VariableAggregation,
-    copies: list[float],
-) -> None:
-    """In scope, and in the default context."""
-    variable = counted(strategy, aggregation)
-    assert variable.assign(6.0) == 6.0
-    assert copies_of(variable) == copies
-    with strategy.scope():
-        variable.assign(torch.tensor(6.0))
-    assert copies_of(variable) == copies
-
-
 @pytest.mark.spec("VOR-2")
 def test_without_aggregation_the_result_of_an_assignment_has_no_value(
     strategy: MirroredStrategy,
@@ -182,36 +139,6 @@ def test_a_value_that_differs_between_replicas_is_none_for_all(
     with pytest.raises(ValueError, match="cannot take a PerReplica"):
         variable.assign(PerReplica([6.0, 6.0]))
     assert copies_of(variable) == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
-@pytest.mark.spec("VOR-4")
-def test_a_sum_takes_no_deltas_from_outside(strategy: MirroredStrategy, method: str) -> None:
-    variable = counted(strategy, SUM)
-    with pytest.raises(ValueError, match="SyncOnReadVariable does not support"):
-        getattr(variable, method)(1.0)
-    assert copies_of(variable) == [1.0, 4.0]
-
-
-@pytest.mark.parametrize("aggregation", [MEAN, FIRST])
-@pytest.mark.spec("VOR-5")
-def test_other_deltas_go_to_every_copy(
-    strategy: MirroredStrategy, aggregation: VariableAggregation
-) -> None:
-    variable = counted(strategy, aggregation)
-    with strategy.scope():
-        variable.assign_add(2.0)
-    variable.assign_sub(1.0)
-    assert copies_of(variable) == [2.0, 5.0]
-
-
-@pytest.mark.spec("VOR-6")
-def test_deltas_without_aggregation_change_nothing(strategy: MirroredStrategy) -> None:
-    """The check comes first."""
-    variable = counted(strategy, NONE)
-    with pytest.raises(ValueError, match=r"Could not convert from .*NONE"):
-        variable.assign_add(1.0)
-    assert copies_of(variable) == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("aggregation", [SUM, MEAN, NONE])

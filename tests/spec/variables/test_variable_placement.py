@@ -10,7 +10,6 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, partitioners
-from stratagem._core.variable_creation import creator_scope
 from tests.client.clusters import Cluster, running, tasks_of
 
 
@@ -40,45 +39,6 @@ def test_a_colocated_variable_is_not_divided(
         last = Variable(1.0)
     assert isinstance(slot, Variable)
     assert tasks_of([slot, last]) == ["task:1", "task:0"]
-
-
-@pytest.mark.spec("PSV-2")
-def test_a_device_scope_does_not_move_a_variable(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    with strategy.scope(), stratagem.device("/job:ps/task:1"):
-        inside = Variable(1.0)
-    with stratagem.device("/job:ps/task:0"), strategy.scope():
-        around = Variable(1.0)
-    assert tasks_of([inside, around]) == ["task:0", "task:1"]
-
-
-def on_the_last(next_creator: Any, **kwargs: Any) -> Any:
-    with stratagem.device("/job:ps/task:1"):
-        return next_creator(**kwargs)
-
-
-@pytest.mark.spec("PSV-3")
-def test_a_creator_around_the_scope_chooses_the_server(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    with creator_scope(on_the_last), strategy.scope():
-        around = [Variable(1.0) for _ in range(3)]
-    with strategy.scope(), creator_scope(on_the_last):
-        inside = [Variable(1.0), Variable(1.0)]
-    assert tasks_of(around) == ["task:1"] * 3
-    assert tasks_of(inside) == ["task:1", "task:0"]
-
-
-@pytest.mark.spec("PSV-4")
-def test_outside_of_the_scope_a_variable_stays_here(
-    strategy: stratagem.ParameterServerStrategy,
-) -> None:
-    outside = Variable([1.0, 2.0])
-    with strategy.scope():
-        inside: Any = Variable(1.0)
-    assert "/job:ps/" not in outside.device_name
-    assert "/job:ps/" in inside.device_name
 
 
 @pytest.mark.spec("PSV-5", "PSV-7")

@@ -159,56 +159,12 @@ def test_numbers_and_lists_of_replicas_are_combined_whole(
     assert variable.numpy().tolist() == [3.0, 4.0]
 
 
-@pytest.mark.spec("VWR-6")
-def test_the_same_number_has_no_sum_over_replicas(strategy: TwoReplicas) -> None:
-    """ValueError RED-16; N==1 fine."""
-    variable = shared(strategy, 1.0, SUM)
-    with pytest.raises(ValueError, match=r"non-DistributedValues value 5\.0"):
-        strategy.run(lambda: variable.assign(5.0))
-    one = TwoReplicas(replicas=1)
-    variable = shared(one, 1.0, SUM)
-    one.run(lambda: variable.assign(5.0))
-    assert variable.numpy() == 5.0
-
-
-@pytest.mark.spec("VWR-8")
-def test_the_same_number_is_its_own_mean(strategy: TwoReplicas) -> None:
-    """That value unchanged; assign_add(1) with MEAN → +1."""
-    variable = shared(strategy, 1.0, MEAN)
-    strategy.run(lambda: variable.assign_add(1.0))
-    assert variable.numpy() == 2.0
-
-
-@pytest.mark.spec("VWR-9")
-def test_only_the_first_replica_may_be_heard(strategy: TwoReplicas) -> None:
-    """N replicas, ONLY_FIRST global step +1 per run."""
-    step = shared(strategy, 0, FIRST)
-    strategy.run(lambda: step.assign_add(1))
-    strategy.run(lambda: step.assign_add(torch.tensor(1 + number())))
-    assert step.numpy() == 2
-
-
-@pytest.mark.spec("VWR-10")
-def test_without_an_aggregation_replicas_cannot_write(strategy: TwoReplicas) -> None:
-    variable = shared(strategy, 1.0, NONE)
-    with pytest.raises(ValueError, match="must specify an aggregation method"):
-        strategy.run(lambda: variable.assign(2.0))
-    assert variable.numpy() == 1.0
-
-
 @pytest.mark.spec("VWR-12")
 def test_a_mean_of_integers_does_not_fit_an_integer(strategy: TwoReplicas) -> None:
     """Mean is float64 → dtype error at assign."""
     variable = shared(strategy, 1, MEAN)
     with pytest.raises(stratagem.InvalidArgumentError, match=r"torch\.float64"):
         strategy.run(lambda: variable.assign(torch.tensor(number())))
-
-
-@pytest.mark.spec("VWR-13")
-def test_all_replicas_have_to_reach_the_assignment(strategy: TwoReplicas) -> None:
-    variable = shared(strategy, 1.0, SUM)
-    with pytest.raises(RuntimeError, match="different number of"):
-        strategy.run(lambda: number() or variable.assign(torch.tensor(1.0)))
 
 
 @pytest.mark.spec("VWR-14")
@@ -281,11 +237,3 @@ def test_rows_of_replicas_are_combined(
     result = strategy.run(lambda: getattr(variable, method)(rows_of_replica()))
     assert result is variable
     assert variable.numpy().tolist() == expected
-
-
-@pytest.mark.parametrize("method", ["scatter_min", "scatter_max", "scatter_update"])
-@pytest.mark.spec("VSC-2")
-def test_extremes_of_rows_have_no_sum(strategy: TwoReplicas, method: str) -> None:
-    variable = shared(strategy, [2.0, 1.0], SUM)
-    with pytest.raises(NotImplementedError, match=method):
-        strategy.run(lambda: getattr(variable, method)(rows_of_replica()))

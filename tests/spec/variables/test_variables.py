@@ -190,27 +190,6 @@ def test_replicas_create_one_variable_together(strategy: TwoReplicas) -> None:
     assert [float(v) for v in (first, second, named)] == [5.0, 6.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(("a", "b"), marks=pytest.mark.spec("VAR-11")),
-        pytest.param(("a", "a", "a"), marks=pytest.mark.spec("VAR-12")),
-    ],
-)
-def test_replicas_have_to_create_the_same_variables(
-    strategy: TwoReplicas, names: tuple[str, ...]
-) -> None:
-
-    def fn() -> None:
-        for name in names[:1] if number() == 0 else names[1:]:
-            Variable(1.0, name=name)
-
-    with pytest.raises(
-        RuntimeError, match=r"Tried to create variable.*with mismatching name on device"
-    ):
-        strategy.run(fn)
-
-
 @pytest.mark.spec("VAR-16")
 def test_colocated_variables_know_with_which(strategy: TwoReplicas) -> None:
     seen = []
