@@ -21,7 +21,7 @@ from stratagem._ps_client.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_rpc.channel import GRPC, TCP, UNIX, VARIABLE, Deadlines
+from stratagem_rpc.channel import GRPC, TCP, TRANSPORT_VARIABLE, UNIX, Deadlines
 
 _SMALL, _LARGE = 4, 2_500_000
 _SMALL_TIMES, _LARGE_TIMES, _OPENINGS = 300, 10, 20
@@ -98,7 +98,7 @@ _WHAT = {"plain": False, "with certificates": True}
 
 
 def _measured(way: str, tls: bool) -> Times:
-    before = os.environ.get(VARIABLE)
+    before = os.environ.get(TRANSPORT_VARIABLE)
     with ExitStack() as stack:
         stack.callback(_set, before)
         _set(way)
@@ -109,9 +109,9 @@ def _measured(way: str, tls: bool) -> Times:
 
 def _set(way: str | None) -> None:
     if way is None:
-        os.environ.pop(VARIABLE, None)
+        os.environ.pop(TRANSPORT_VARIABLE, None)
     else:
-        os.environ[VARIABLE] = way
+        os.environ[TRANSPORT_VARIABLE] = way
 
 
 def _table(found: Mapping[str, Sequence[Times]]) -> Table:

@@ -22,7 +22,7 @@ from benchmarks.kills.batches import batched
 from benchmarks.kills.counting import counted, rows, update_functions, variables
 from benchmarks.kills.eviction import evicting
 from benchmarks.kills.lockstep import in_lockstep
-from stratagem_rpc.channel import VARIABLE
+from stratagem_rpc.channel import TRANSPORT_VARIABLE
 
 PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
     "variables, async": partial(counted, kind=variables),
@@ -67,7 +67,7 @@ def main(
 
 
 def _attacked(name: str, transport: str, count: int, seed: int) -> tuple[list[str], Counter[str]]:
-    os.environ[VARIABLE] = transport
+    os.environ[TRANSPORT_VARIABLE] = transport
     with TemporaryDirectory(prefix="kills-", dir=_FOLDER) as folder:
         attack = Attack(Path(folder).resolve(), count, random.Random(seed))
         try:

@@ -32,7 +32,7 @@ from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import TCP, VARIABLE
+from stratagem_rpc.channel import TCP, TRANSPORT_VARIABLE
 
 _TOKEN = "a-token-of-a-benchmark-0123456789"
 
@@ -190,7 +190,7 @@ def main(
 ) -> None:
     """Print the time of a step of each kind, and its ratio to that of steps without lookups."""
     torch.set_num_threads(1)
-    os.environ[VARIABLE] = TCP
+    os.environ[TRANSPORT_VARIABLE] = TCP
     written_log()
     busy = load()
     with _cluster(delay / 1000) as addresses:

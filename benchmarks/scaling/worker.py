@@ -22,7 +22,7 @@ from benchmarks.peers.stratagem.loads import LOADS, create, delete
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER
-from stratagem_rpc.channel import VARIABLE
+from stratagem_rpc.channel import TRANSPORT_VARIABLE
 
 _CLONE_NEWNET = 0x40000000
 _WARM_STEPS = 5
@@ -135,7 +135,7 @@ def received(worker: Connection, seconds: float = _PATIENCE_SECONDS) -> Any:
 def serve(parent: Connection, worker: int, network: str, transport: str) -> None:
     """Carry out orders until there are no more."""
     torch.set_num_threads(1)
-    os.environ[VARIABLE] = transport
+    os.environ[TRANSPORT_VARIABLE] = transport
     if network:
         enter(network)
     with suppress(EOFError):

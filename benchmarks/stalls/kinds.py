@@ -26,7 +26,7 @@ from benchmarks.stalls.scene import (
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.process import Process
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_rpc.channel import VARIABLE as TRANSPORT
+from stratagem_rpc.channel import TRANSPORT_VARIABLE
 
 # Elements of a variable.
 _SMALL, _LARGE = 64, 1 << 20
@@ -157,7 +157,7 @@ def _linked(scene: Scene) -> Iterator[tuple[Stall, Relay]]:
     """Let workers train, one of whom meets a server over a relay."""
     worker, server = scene.victim(), scene.victim()
     with (
-        _environment({TRANSPORT: "grpc"}),
+        _environment({TRANSPORT_VARIABLE: "grpc"}),
         closing(Relay()) as relay,
         training(scene, {(worker, server): relay}) as watched,
     ):

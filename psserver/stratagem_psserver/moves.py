@@ -21,7 +21,7 @@ from stratagem_proto.v1.replication_pb2 import View
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiter import Arbiter
-from stratagem_psserver.replication.calls import asked, handshake_of
+from stratagem_psserver.replication.calls import ask, handshake_of
 from stratagem_psserver.replication.registers import arbiter_of
 from stratagem_psserver.rpcs.status import nbytes_of
 from stratagem_psserver.settings import ServerSettings
@@ -275,7 +275,7 @@ class OtherServers:
             address, ASKING_CHANNEL_OPTIONS, self._expected, self._certificates
         )
         try:
-            return await asked(channel, self._token, question, seconds)
+            return await ask(channel, self._token, question, seconds)
         except grpc.RpcError as error:
             raise from_rpc_error(error, f"the server at {address}", question.method) from error
 

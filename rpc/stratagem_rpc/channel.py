@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stratagem_rpc.certificates.folder import CertificateFolder
 
 
-VARIABLE = "STRATAGEM_TRANSPORT"
+TRANSPORT_VARIABLE = "STRATAGEM_TRANSPORT"
 
 AUTO = "auto"
 UNIX = "unix"
@@ -56,7 +56,7 @@ def transport_from_environment() -> str:
     Raises:
         InvalidArgumentError: The variable does not name a transport.
     """
-    transport = os.environ.get(VARIABLE, AUTO)
+    transport = os.environ.get(TRANSPORT_VARIABLE, AUTO)
     check_transport(transport)
     return transport
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.consistency import Async, Bounded, Consistency, Sync
-from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX
 from tests.client.relayed_clusters import RelayedCluster, relayed
 
 pytestmark = pytest.mark.cluster
@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.fixture
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(VARIABLE, request.param)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, request.param)
     return str(request.param)
 
 

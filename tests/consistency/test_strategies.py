@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stratagem import ParameterServerStrategy
-from stratagem_rpc.channel import TCP, VARIABLE
+from stratagem_rpc.channel import TCP, TRANSPORT_VARIABLE
 from tests.client.clusters import running
 from tests.client.relayed_clusters import relayed
 from tests.consistency.checker import Checker
@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
 def test_no_read_of_a_strategy_violates_a_property(
     kind: str, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, TCP)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, TCP)
     settings, lag = SETTINGS[kind]
     history: list[Event] = []
 

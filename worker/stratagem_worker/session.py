@@ -73,7 +73,7 @@ class Watch:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._looks: list[Callable[[float], bool]] = []
-        self._asked = self._awake = False
+        self._look_requested = self._awake = False
 
     def over(self, look: Callable[[float], bool]) -> None:
         """Look in a further way.
@@ -86,7 +86,7 @@ class Watch:
 
     def ask(self) -> None:
         """Look soon, because something lingers; in any thread."""
-        self._asked = True
+        self._look_requested = True
         if not self._awake:
             # A function may end when its worker has stopped already.
             with suppress(RuntimeError):
@@ -99,11 +99,11 @@ class Watch:
             self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        self._asked, now = False, time.monotonic()
+        self._look_requested, now = False, time.monotonic()
         lingering = [look(now) for look in self._looks]
         # Before the last glance: a thread that asks from now on wakes the loop.
         self._awake = False
-        if self._asked or any(lingering):
+        if self._look_requested or any(lingering):
             self.expect()
 
 

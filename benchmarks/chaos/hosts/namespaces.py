@@ -13,7 +13,7 @@ from itertools import count
 from benchmarks.chaos.hosts.host import Direction, Host
 from benchmarks.harness.namespace import Namespace
 from benchmarks.harness.network import SUBNET, Network
-from stratagem_rpc.channel import TCP, VARIABLE
+from stratagem_rpc.channel import TCP, TRANSPORT_VARIABLE
 
 _PORT = 2222
 _OWN = "STRATAGEM_CHAOS_NAMESPACE"
@@ -51,7 +51,7 @@ class Namespaces:
         environment: What makes their processes use the network alone.
     """
 
-    environment: Mapping[str, str] = {VARIABLE: TCP}
+    environment: Mapping[str, str] = {TRANSPORT_VARIABLE: TCP}
 
     def __init__(self) -> None:
         self._network, self._numbers = Network(), count(1)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from benchmarks.chaos.hosts.host import Direction, Host
 from benchmarks.stalls.relay import Relay
 from stratagem_deploy.processes.resources import ReservedAddress
-from stratagem_rpc.channel import GRPC, VARIABLE
+from stratagem_rpc.channel import GRPC, TRANSPORT_VARIABLE
 
 
 class Proxies:
@@ -18,7 +18,7 @@ class Proxies:
         environment: What makes their processes use the port alone that a proxy stands before.
     """
 
-    environment: Mapping[str, str] = {VARIABLE: GRPC}
+    environment: Mapping[str, str] = {TRANSPORT_VARIABLE: GRPC}
 
     def __init__(self) -> None:
         self._relays: dict[str, Relay] = {}

@@ -43,11 +43,11 @@ class Cluster:
 
     def first_pass(self, size: int) -> float:
         """Train on the whole file once."""
-        return statistics.mean(self._asked("first", size))
+        return statistics.mean(self._ask_workers("first", size))
 
     def steps(self, size: int) -> None:
         """Train on `TURN` more examples of each worker."""
-        self._asked("steady", size)
+        self._ask_workers("steady", size)
 
     def processor_seconds(self, of: str) -> float:
         """Return what the processes have used."""
@@ -55,9 +55,9 @@ class Cluster:
         if of == "all":
             return used
         # In a test all of them are threads of this process.
-        return max(0.0, used - time.process_time() - sum(self._asked("used", 0)))
+        return max(0.0, used - time.process_time() - sum(self._ask_workers("used", 0)))
 
-    def _asked(self, question: str, size: int) -> list[float]:
+    def _ask_workers(self, question: str, size: int) -> list[float]:
         for worker in self._workers:
             worker.send((question, size))
         return [worker.recv() for worker in self._workers]

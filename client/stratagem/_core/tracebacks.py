@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-VARIABLE = "STRATAGEM_FOLD_TRACEBACKS"
+FOLD_VARIABLE = "STRATAGEM_FOLD_TRACEBACKS"
 
 _HINT = "; --full-tracebacks of `stratagem run` shows them"
 _INSIDE = (
@@ -60,7 +60,7 @@ def install() -> None:
 
     An `excepthook` of somebody else's stays.
     """
-    if os.environ.get(VARIABLE) and sys.excepthook is sys.__excepthook__:
+    if os.environ.get(FOLD_VARIABLE) and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_folded
 
 

@@ -46,7 +46,7 @@ class BatchFetcher(Protocol[Needs]):
         ...
 
 
-class _Asked(NamedTuple, Generic[Needs]):
+class _RequestedBatch(NamedTuple, Generic[Needs]):
     """A batch that was read, and what was asked for.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Pass(Iterator[Any], Generic[Needs]):
         self._own = Peekable(items) if not isinstance(items, DistributedIterator) else None
         # What was asked for, by the place of the batch in what was read.
         self._read: Peekable[Any] | None = None
-        self._asked: dict[int, _Asked[Needs]] = {}
+        self._requested: dict[int, _RequestedBatch[Needs]] = {}
         self.has_ended = False
         _passes.add(self)
 
@@ -137,7 +137,7 @@ class _Pass(Iterator[Any], Generic[Needs]):
                 second case the batch is not taken.
         """
         read = self._upcoming()
-        self._asked = {at: asked for at, asked in self._asked.items() if at >= read.taken}
+        self._requested = {at: asked for at, asked in self._requested.items() if at >= read.taken}
         head = read.peek(0)
         if head is None:
             # The end, an error, or the padding that other workers wait for.
@@ -160,7 +160,7 @@ class _Pass(Iterator[Any], Generic[Needs]):
             assert isinstance(self.items, DistributedIterator)
             read = self.items._opened()
         if read is not self._read:
-            self._asked.clear()
+            self._requested.clear()
             self._read = read
         return read
 
@@ -178,9 +178,9 @@ class _Pass(Iterator[Any], Generic[Needs]):
         with suppress(Exception):
             self._ask(read, 1)
 
-    def _ask(self, read: Peekable[Any], place: int) -> _Asked[Needs]:
+    def _ask(self, read: Peekable[Any], place: int) -> _RequestedBatch[Needs]:
         at = read.taken + place
-        if at not in self._asked:
+        if at not in self._requested:
             peeked = read.peek(place)
             assert peeked is not None, "the caller has looked"
             (item,) = peeked
@@ -188,8 +188,8 @@ class _Pass(Iterator[Any], Generic[Needs]):
             needs = self._fetcher.ask(parts)
             tensors = [leaf for leaf in leaves([*parts]) if isinstance(leaf, torch.Tensor)]
             counted = [(leaf, leaf._version) for leaf in tensors if not leaf.is_inference()]
-            self._asked[at] = _Asked(needs, counted)
-        return self._asked[at]
+            self._requested[at] = _RequestedBatch(needs, counted)
+        return self._requested[at]
 
 
 _passes: WeakSet[_Pass[Any]] = WeakSet()

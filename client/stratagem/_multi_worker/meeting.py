@@ -24,7 +24,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from stratagem_rpc.serving.settings import VARIABLE, is_insecure, is_loopback
+from stratagem_rpc.serving.settings import INSECURE_VARIABLE, is_insecure, is_loopback
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def require_trust(place: WorkerPlace) -> None:
     raise FailedPreconditionError(
         f"{place.name} would meet workers of other machines at {place.meeting_point}, by the store "
         "and the collectives of torch.distributed, which know no secret and encrypt nothing; set "
-        f"{VARIABLE}=true for all workers if nobody else is on their network, or train with "
-        "ParameterServerStrategy and certificates",
+        f"{INSECURE_VARIABLE}=true for all workers if nobody else is on their network, or train "
+        "with ParameterServerStrategy and certificates",
         task=place.name,
     )
 

@@ -43,14 +43,14 @@ class Handshake:
         asking = self._call.handshake
         assert asking is not None
         proving = Proving(self._token, self._call.path.rpartition("/")[2])
-        challenge = proving.challenged(self._asked(CHALLENGE, proving.request))
+        challenge = proving.challenged(self._exchange(CHALLENGE, proving.request))
         # Who knows no run of the server meets this one, which spares another handshake.
         asking.incarnation = asking.incarnation or challenge.incarnation
         proving.prove(challenge, asking)
         (message,) = self._call.encode(None)
-        return self._asked(self._call.path, message)
+        return self._exchange(self._call.path, message)
 
-    def _asked(self, path: str, message: bytes) -> bytes:
+    def _exchange(self, path: str, message: bytes) -> bytes:
         method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
         with uninterrupted():
             answer = method(message, timeout=max(self._deadline - time.monotonic(), 0.0))

@@ -83,7 +83,7 @@ class TaskDirectory:
                 channels.enter_context(open_channel(address, expected=ANY_PARAMETER_SERVER))
                 for address in sorted({*self._servers()})
             ]
-            calls = [self._asked(channel) for channel in opened]
+            calls = [self._ask_server(channel) for channel in opened]
             try:
                 found = [*filter(None, map(_primary_of_task, calls))]
             finally:
@@ -93,7 +93,7 @@ class TaskDirectory:
         latest = max(found, key=lambda each: each.epoch, default=None)
         return latest if latest is not None and latest.epoch >= epoch else None
 
-    def _asked(self, channel: grpc.Channel) -> Answer[pb.LocateTasksResponse]:
+    def _ask_server(self, channel: grpc.Channel) -> Answer[pb.LocateTasksResponse]:
         request = pb.LocateTasksRequest(asking=self._asking, tasks=[self._task])
         question = Question(_PATH, request, pb.LocateTasksResponse)
         return Answer(channel, question, self._token, _LOCATE_SECONDS)
@@ -159,7 +159,7 @@ class PrimarySearch:
             epoch: What is older is not believed.
         """
         answers: SimpleQueue[_Answer] = SimpleQueue()
-        calls = [self._asked(address, answers.put) for address in self._addresses]
+        calls = [self._ask_replica(address, answers.put) for address in self._addresses]
         try:
             # Each call ends at its deadline.
             for _ in calls:
@@ -172,7 +172,7 @@ class PrimarySearch:
                 for call in calls:
                     call.cancel()
 
-    def _asked(
+    def _ask_replica(
         self, address: str, answered: Callable[[_Answer], None]
     ) -> Answer[GetStatusResponse]:
         with uninterrupted():

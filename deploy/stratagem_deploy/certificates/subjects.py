@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_rpc.certificates.identity import ROLES
-from stratagem_rpc.certificates.presented import VARIABLE, not_installed
+from stratagem_rpc.certificates.presented import TLS_VARIABLE, not_installed
 
 _TASK = re.compile(r"([^:=]+):([0-9]{1,9})(?:=(.+))?")
 
@@ -104,4 +104,4 @@ class LocalAuthority:
 
     def environment(self, subject: Subject) -> dict[str, str]:
         """Return an environment in which a process has its certificates."""
-        return {VARIABLE: str(self.folder(subject))}
+        return {TLS_VARIABLE: str(self.folder(subject))}

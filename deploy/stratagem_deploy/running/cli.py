@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
-from stratagem_rpc.certificates.presented import VARIABLE as CERTIFICATES
+from stratagem_rpc.certificates.presented import TLS_VARIABLE
 from stratagem_rpc.notices import notice_at
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -140,9 +140,9 @@ def _check_together(options: RunOptions) -> None:
             "--coordinators needs servers, where the variables are and what functions have read: "
             "give --ps a number above 0"
         )
-    if os.environ.get(CERTIFICATES):
+    if os.environ.get(TLS_VARIABLE):
         raise typer.BadParameter(
-            f"{CERTIFICATES} names the certificates of one task, and this command starts several; "
+            f"{TLS_VARIABLE} names the certificates of one task, and this command starts several; "
             "unset it, and give --tls for certificates that are made for the run"
         )
 

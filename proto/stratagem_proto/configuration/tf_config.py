@@ -26,7 +26,7 @@ def described(path: str, problem: Any) -> str:
     return f"{path} is {problem['input']!r}: {reason}"
 
 
-VARIABLE = "TF_CONFIG"
+TF_CONFIG_VARIABLE = "TF_CONFIG"
 
 
 def _numbered(tasks: Any) -> Any:
@@ -70,10 +70,12 @@ def read_tf_config() -> TFConfig:
 
     Spec: RES-7, RES-8, RES-11.
     """
-    return parse_tf_config(os.environ.get(VARIABLE) or "{}")
+    return parse_tf_config(os.environ.get(TF_CONFIG_VARIABLE) or "{}")
 
 
-def parse_tf_config(text: str, name: str = f"environment variable {VARIABLE}") -> TFConfig:
+def parse_tf_config(
+    text: str, name: str = f"environment variable {TF_CONFIG_VARIABLE}"
+) -> TFConfig:
     """Parse a text in the form of `TF_CONFIG`.
 
     Args:
@@ -97,5 +99,5 @@ def parse_tf_config(text: str, name: str = f"environment variable {VARIABLE}") -
 
 
 def _problem(problem: Any) -> str:
-    path = ".".join([VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
+    path = ".".join([TF_CONFIG_VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
     return described(path, problem)

@@ -113,7 +113,7 @@ class Log:
         self._watch: asyncio.TimerHandle | None = None
         # By the clock of the loop: when there was something to write again, and when the last
         # batch was on disk.
-        self._asked = self._reached = 0.0
+        self._awaited_since = self._reached = 0.0
         self._seconds = Histogram(SECONDS)
         self._turn = _Turn()
         # Whether the last batch was on disk so soon that it is worth to stand still for the next.
@@ -149,7 +149,7 @@ class Log:
         self.position += 1
         if is_awaited:
             if self.awaited <= self.written:
-                self._asked = self._loop.time()
+                self._awaited_since = self._loop.time()
             self.awaited = self.position
             # Not at once: an answer that tells of several changes waits for one sync of all.
             self._begin_soon()
@@ -163,7 +163,7 @@ class Log:
             failure=self._failure.message if self._failure else "",
         )
         if self.awaited > self.written:
-            status.writing_seconds = self._loop.time() - max(self._asked, self._reached)
+            status.writing_seconds = self._loop.time() - max(self._awaited_since, self._reached)
         return status
 
     def _begin_soon(self) -> None:
@@ -213,7 +213,7 @@ class Log:
         self._images.append((position, change))
         if self.awaited < self.position:
             if self.awaited <= self.written:
-                self._asked = self._loop.time()
+                self._awaited_since = self._loop.time()
             self.awaited = self.position
         self._begin()
         return change
@@ -280,7 +280,7 @@ class Log:
                 began = self._loop.time()
                 self._writer.write(self.written + 1, self._batch)
                 now = self._loop.time()
-                self._seconds.observe(now - max(self._asked, self._reached))
+                self._seconds.observe(now - max(self._awaited_since, self._reached))
                 self._is_fast, self._reached = now - began < _STAND_SECONDS, now
                 self._written_bytes += nbytes
                 self.written += len(self._batch)

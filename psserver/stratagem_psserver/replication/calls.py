@@ -51,7 +51,7 @@ def handshake_of(settings: ServerSettings) -> OpenSessionRequest:
     )
 
 
-async def asked(
+async def ask(
     channel: grpc.aio.Channel, token: str, question: Question[Received], seconds: float
 ) -> Received:
     """Return what a server answers to one request, and close the channel to it.
@@ -117,7 +117,7 @@ class GrpcPeers:
         question = Question(path, request, GetStatusResponse)
         try:
             channel = self._channel(address, ASKING_CHANNEL_OPTIONS)
-            status = await asked(channel, self._token, question, _ASK_SECONDS)
+            status = await ask(channel, self._token, question, _ASK_SECONDS)
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance

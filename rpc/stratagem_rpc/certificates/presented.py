@@ -15,7 +15,7 @@ from stratagem_proto.errors import FailedPreconditionError
 if TYPE_CHECKING:
     from stratagem_rpc.certificates.folder import CertificateFolder
 
-VARIABLE = "STRATAGEM_TLS"
+TLS_VARIABLE = "STRATAGEM_TLS"
 
 _LOG = logging.getLogger("stratagem")
 
@@ -52,7 +52,7 @@ def presented() -> CertificateFolder | None:
         ImportError: As for `certificates_in`.
         InvalidArgumentError: The folder that `STRATAGEM_TLS` names cannot be used.
     """
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(TLS_VARIABLE)
     return _Presenting.folder or (certificates_in(Path(path), _LOG.warning) if path else None)
 
 

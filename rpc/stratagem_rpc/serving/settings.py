@@ -97,7 +97,7 @@ def bound(
 
 # Servers have an option for it. Whatever has no options goes by the same environment variable.
 
-VARIABLE = "STRATAGEM_INSECURE"
+INSECURE_VARIABLE = "STRATAGEM_INSECURE"
 
 
 def is_insecure() -> bool:
@@ -106,7 +106,7 @@ def is_insecure() -> bool:
     Raises:
         InvalidArgumentError: It says neither yes nor no.
     """
-    said = os.environ.get(VARIABLE, "")
+    said = os.environ.get(INSECURE_VARIABLE, "")
     # Late: few processes ask, and those that do are about to connect to others.
     from pydantic import TypeAdapter, ValidationError
 
@@ -114,13 +114,13 @@ def is_insecure() -> bool:
         return bool(said) and TypeAdapter(bool).validate_python(said)
     except ValidationError as error:
         raise InvalidArgumentError(
-            f"{VARIABLE} is {said!r}; set it to true or false, or leave it out"
+            f"{INSECURE_VARIABLE} is {said!r}; set it to true or false, or leave it out"
         ) from error
 
 
 def be_insecure() -> None:
     """Let this process, and those that it starts, speak unencrypted with other machines."""
-    os.environ[VARIABLE] = "true"
+    os.environ[INSECURE_VARIABLE] = "true"
 
 
 def _warn(message: str) -> None:

@@ -11,7 +11,7 @@ from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.checkpoints.restoring import Restoration
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.checkpoints import Wanted
+from stratagem._ps_client.requests.checkpoints import CheckpointSelection
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.checkpoints.training import Training, sharding
@@ -53,7 +53,7 @@ def test_a_server_that_goes_away_in_between_is_said(tmp_path: Path) -> None:
             with strategy.scope():
                 mine = [Variable(0.0, name=name) for name in "ab"]
             strategy.save(tmp_path)
-            names = {0: Wanted(["a"]), 1: Wanted(["b"])}
+            names = {0: CheckpointSelection(["a"]), 1: CheckpointSelection(["b"])}
             restoration = Restoration(servers_of(strategy), str(tmp_path), names)
             restoration.stage(60)
             mine[0].assign(5.0)
@@ -75,7 +75,7 @@ def test_what_is_staged_is_for_one_restoration(tmp_path: Path) -> None:
             mine = Variable(0.0, name="a")
         strategy.save(tmp_path)
         mine.assign(5.0)
-        servers, names = servers_of(strategy), {0: Wanted(["a"])}
+        servers, names = servers_of(strategy), {0: CheckpointSelection(["a"])}
         first, second = (Restoration(servers, str(tmp_path), names) for _ in "12")
         first.stage(60)
         second.stage(60)

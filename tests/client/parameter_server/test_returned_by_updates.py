@@ -16,7 +16,7 @@ from stratagem import (
     get_strategy,
 )
 from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES
-from stratagem_rpc.channel import GRPC, VARIABLE
+from stratagem_rpc.channel import GRPC, TRANSPORT_VARIABLE
 from tests.client.clusters import Cluster
 from tests.client.coordinator.coordination import coordinating
 from tests.client.relayed_clusters import relayed
@@ -175,7 +175,7 @@ def test_replicas_get_what_the_server_returned(cluster: Cluster) -> None:
 def test_an_update_whose_connection_is_cut_returns_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, GRPC)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, GRPC)
     with relayed(GRPC, 1, 1, 1_200) as relays, relays.cluster.strategy() as strategy:
         with strategy.scope():
             v = Variable(0.0)

@@ -20,7 +20,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_OPERATOR
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.certificates.presented import VARIABLE, presenting
+from stratagem_rpc.certificates.presented import TLS_VARIABLE, presenting
 from tests.certified import Certified, certified
 from tests.client.connections import add, connected, make, value_of
 
@@ -58,7 +58,7 @@ def test_ends_that_know_each_other_go_on(
 def test_the_environment_says_what_to_show(
     server: ParameterServer, chief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(chief))
+    monkeypatch.setenv(TLS_VARIABLE, str(chief))
     with connected(server.address, CHIEF) as connection:
         assert connection.open()
 

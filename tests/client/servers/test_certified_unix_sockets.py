@@ -18,7 +18,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_rpc.certificates.folder import shown_certificate
 from stratagem_rpc.certificates.presented import presenting
-from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX
 from tests.certified import Certified, certified, serial
 from tests.client.connections import add, connected, make, value_of
 from tests.waiting import eventually
@@ -36,7 +36,7 @@ def on_one_machine(
     authority: Certified, shown: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Connection]:
     """A session over a Unix socket, with the variable "v" of two zeros."""
-    monkeypatch.setenv(VARIABLE, way)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, way)
     settings = ServerSettings(tls=authority.of("ps:0"))
     with (
         ParameterServer(settings) as server,

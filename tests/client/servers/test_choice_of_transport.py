@@ -23,7 +23,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import FaultyProxy
@@ -34,7 +34,7 @@ def calling(monkeypatch: pytest.MonkeyPatch, transport: str) -> Iterator[Connect
     """A connection of a client with that setting, to a server that has both."""
     with ExitStack() as stack:
         server = stack.enter_context(ParameterServer(ServerSettings(token=TOKEN)))
-        monkeypatch.setenv(VARIABLE, transport)
+        monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
         yield stack.enter_context(connected(server.address))
 
 
@@ -71,7 +71,7 @@ def test_a_server_may_be_told_to_speak_grpc_only() -> None:
 def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgumentError, match="'udp' is not a transport; give"):
         ServerSettings(token=TOKEN, transport="udp")
-    monkeypatch.setenv(VARIABLE, "pigeon")
+    monkeypatch.setenv(TRANSPORT_VARIABLE, "pigeon")
     with (
         pytest.raises(InvalidArgumentError, match="'pigeon' is not a transport"),
         connected("127.0.0.1:1"),

@@ -21,7 +21,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, Deadlines
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX, Deadlines
 from stratagem_rpc.socket_server import listener
 from stratagem_rpc.socket_server.listener import NO_PORT
 from stratagem_rpc.sockets.client import TcpEndpoint, broken
@@ -36,7 +36,7 @@ TO_SERVER, TO_CLIENT = Direction
 
 @pytest.fixture(autouse=True)
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, TCP)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, TCP)
 
 
 def told_by(server: ParameterServer) -> FrameSockets:
@@ -175,7 +175,7 @@ def test_a_server_that_took_the_place_of_another_is_not_taken_for_it() -> None:
 def test_tasks_of_one_host_that_do_not_see_each_other_use_the_port(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, AUTO)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, AUTO)
     told_by(server).name = b"of another network namespace"
     with connected(server.address) as connection:
         make(connection, "v", torch.ones(700_000))

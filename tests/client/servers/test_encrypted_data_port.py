@@ -27,7 +27,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_rpc.certificates.folder import CertificateFolder, shown_certificate
 from stratagem_rpc.certificates.presented import presenting
-from stratagem_rpc.channel import AUTO, TCP, UNIX, VARIABLE, Expected
+from stratagem_rpc.channel import AUTO, TCP, TRANSPORT_VARIABLE, UNIX, Expected
 from stratagem_rpc.serving.process import LoopThread
 from stratagem_rpc.socket_server import peer
 from stratagem_rpc.sockets.client import SocketLink, TcpEndpoint, require_ok
@@ -46,7 +46,7 @@ THE_SERVER = Expected("ps", 0)
 
 @pytest.fixture(autouse=True)
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, TCP)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, TCP)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_large_write_is_applied_once_wherever_its_connection_is_cut(
 def test_processes_of_one_host_use_a_unix_socket_all_the_same(
     authority: Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, AUTO)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, AUTO)
     with (
         ParameterServer(ServerSettings(tls=authority.of("ps:0"))) as server,
         presenting(authority.of("worker:0=chief")),

@@ -17,7 +17,7 @@ from stratagem import Variable
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
 from tests.relays import Relay
@@ -94,7 +94,7 @@ def relayed(reconnect_seconds: float) -> Iterator[Relayed]:
 def test_the_session_of_a_process_that_was_killed_ends_long_before_its_lease(
     way: str,
 ) -> None:
-    environment = {**os.environ, VARIABLE: way}
+    environment = {**os.environ, TRANSPORT_VARIABLE: way}
     with (
         serving(reconnect_seconds=0.2) as server,
         subprocess.Popen(
@@ -116,7 +116,7 @@ def test_the_session_of_a_process_that_was_killed_ends_long_before_its_lease(
 def test_a_client_whose_connections_were_cut_goes_on_in_its_session(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, way)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, way)
     with relayed(reconnect_seconds=1.5) as (server, relay, session, variable):
         for count in range(1, 4):
             cuts = relay.cuts

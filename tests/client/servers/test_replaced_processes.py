@@ -21,7 +21,7 @@ from stratagem_proto.errors import SupersededError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.locks import LockUse
-from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE
 from tests.client.clusters import Cluster
 from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
@@ -79,7 +79,7 @@ def beside(act: Callable[[], object]) -> Iterator[list[Exception]]:
 def test_what_a_former_process_had_sent_is_not_applied_once_the_next_one_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, GRPC)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, GRPC)
     with (
         ParameterServer(ServerSettings(token=TOKEN)) as server,
         Relay(int(server.address.rpartition(":")[2])) as relay,
@@ -118,7 +118,7 @@ def test_a_former_process_that_is_refused_again_and_again_does_the_next_one_no_h
 def test_the_next_one_sees_what_was_being_applied(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, way)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, way)
     with (
         ParameterServer(ServerSettings(token=TOKEN)) as server,
         connected(server.address, of("former")) as former,

@@ -80,7 +80,7 @@ class SimulatedArbiter:
         """Return the present view; raise as `Arbiter.read`."""
         require_alive()
         answer: asyncio.Future[View | None] = self._world.loop.create_future()
-        return await self._asked(answer, lambda: self._register.view)
+        return await self._exchange(answer, lambda: self._register.view)
 
     async def replace(self, present: View | None, following: View) -> bool:
         """Replace the present view; raise as `Arbiter.replace`."""
@@ -97,11 +97,11 @@ class SimulatedArbiter:
 
         answer: asyncio.Future[bool] = self._world.loop.create_future()
         self._register.wanted[self._name] = asked[1]
-        granted = await self._asked(answer, replace, forget)
+        granted = await self._exchange(answer, replace, forget)
         self._register.wanted.pop(self._name, None)
         return granted
 
-    async def _asked(
+    async def _exchange(
         self,
         answer: asyncio.Future[Answer],
         ask: Callable[[], Answer],

@@ -232,13 +232,13 @@ class SimulatedPeers:
         if target is None:
             return b""
         try:
-            status = await _asked(self._network, self._me.name, target, _ASK_SECONDS)
+            status = await _status_of(self._network, self._me.name, target, _ASK_SECONDS)
         except grpc.RpcError:
             return b""
         return status.parameter_server.replication.replica.instance
 
 
-async def _asked(
+async def _status_of(
     network: Network, who: str, target: SimulatedReplica, seconds: float
 ) -> GetStatusResponse:
     answer = await asking(network, who, target, seconds).outcome()

@@ -21,7 +21,7 @@ import pytest
 
 from stratagem import Variable
 from stratagem._core.waiting import is_interruptible, uninterrupted
-from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE
 from stratagem_worker.functions import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.waiting import eventually
@@ -309,7 +309,7 @@ def test_a_function_that_starts_threads_waits_for_none_that_never_begins() -> No
 def test_a_function_that_waits_for_a_server_leaves_the_connection_usable(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     with running(1, num_workers=2) as cluster, cluster.strategy() as strategy:
         with strategy.scope():
             variable = Variable(0)
@@ -327,7 +327,7 @@ def test_a_function_that_waits_for_a_server_leaves_the_connection_usable(
 def test_a_function_that_connects_to_a_server_leaves_no_socket_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, TCP)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, TCP)
     connect, waiting, connecting = socket.create_connection, threading.Event(), threading.Event()
 
     def connected_slowly(*arguments: Any) -> socket.socket:

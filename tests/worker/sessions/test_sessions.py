@@ -29,7 +29,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.status import translated
 from stratagem_rpc.certificates.presented import presenting
-from stratagem_rpc.channel import AUTO, GRPC, TCP, UNIX, VARIABLE, open_channel
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX, open_channel
 from stratagem_rpc.sockets.client import SocketLink, endpoints
 from stratagem_rpc.sockets.frames import FrameKind
 from stratagem_worker.server import WorkerServer
@@ -287,7 +287,7 @@ def sizes(values: list[Any]) -> list[int]:
 def test_a_session_between_hosts_goes_on_by_the_data_port_with_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, TCP)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, TCP)
     authority = certified(tmp_path)
     settings = WorkerSettings(token=TOKEN, task=0, tls=authority.of("worker:0"))
     with (
@@ -304,7 +304,7 @@ def test_a_session_between_hosts_goes_on_by_the_data_port_with_certificates(
 def test_a_session_fares_the_same_over_both_transports(
     worker: WorkerServer, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
-    monkeypatch.setenv(VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     with connected(worker) as link:
         assert link.way == (UNIX if transport == AUTO else transport)
         assert result(link, 1, lambda: "done") == "done"

@@ -23,7 +23,7 @@ from stratagem._worker_client.wire import ClosureFailure
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import AUTO, GRPC, TCP, VARIABLE
+from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE
 from stratagem_worker.functions import Interrupted
 from stratagem_worker.server import WorkerServer
 from tests.client.clusters import Cluster, running
@@ -42,7 +42,7 @@ def strategy(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ParameterServerStrategy]:
     """A strategy in the worker's process, with a variable on each of two servers."""
-    monkeypatch.setenv(VARIABLE, request.param)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, request.param)
     entered.clear()
     gate.clear()
     second_gate.clear()

@@ -29,7 +29,7 @@ from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import (
-    Wanted,
+    CheckpointSelection,
     announce_restored,
     list_restored,
     restore_staged,
@@ -62,7 +62,7 @@ class Restoration:
         self,
         servers: ServerGroup,
         path: str,
-        wanted: Mapping[int, Wanted],
+        wanted: Mapping[int, CheckpointSelection],
         run: TrainingRun | None = None,
         positions: Sequence[TaskPosition] = (),
     ) -> None:
@@ -82,10 +82,12 @@ class Restoration:
         except StratagemError:
             # Servers that cannot be told forget it with the session.
             with suppress(StratagemError):
-                self._ask_to_stage("", dict.fromkeys(self._wanted, Wanted()), seconds)
+                self._ask_to_stage("", dict.fromkeys(self._wanted, CheckpointSelection()), seconds)
             raise
 
-    def _ask_to_stage(self, path: str, wanted: Mapping[int, Wanted], seconds: float) -> None:
+    def _ask_to_stage(
+        self, path: str, wanted: Mapping[int, CheckpointSelection], seconds: float
+    ) -> None:
         self._servers.call_all(
             {
                 server: stage_variables(self._name, path, each, seconds)
@@ -280,11 +282,14 @@ class ClusterRestorer:
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
         if self._membership.creates:
             wanted = {
-                server: Wanted([variable.name for variable in group])
+                server: CheckpointSelection([variable.name for variable in group])
                 for server, group in by_server(known).items()
             }
             if positions is not None:
-                wanted = {one: wanted.get(one, Wanted()) for one in self._store.servers.called}
+                wanted = {
+                    one: wanted.get(one, CheckpointSelection())
+                    for one in self._store.servers.called
+                }
                 if self._checkpoint.index.servers:
                     wanted |= self._with_accounts(wanted)
             self._run = None if positions is None else self._new_run()
@@ -305,7 +310,9 @@ class ClusterRestorer:
             if whole is not None:
                 self._use(whole)
 
-    def _with_accounts(self, wanted: Mapping[int, Wanted]) -> dict[int, Wanted]:
+    def _with_accounts(
+        self, wanted: Mapping[int, CheckpointSelection]
+    ) -> dict[int, CheckpointSelection]:
         servers, parts = self._store.servers, self._checkpoint.index.servers
         fits = len(parts) == len(servers)
         if not fits and any(map(_has_unended, parts.values())):
@@ -319,7 +326,9 @@ class ClusterRestorer:
             )
         keeper = servers.used[0]
         return {
-            server: replace(wanted.get(server, Wanted()), data=server == keeper, closures=fits)
+            server: replace(
+                wanted.get(server, CheckpointSelection()), data=server == keeper, closures=fits
+            )
             for server in servers.called
         }
 

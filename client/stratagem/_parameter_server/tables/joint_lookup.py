@@ -219,7 +219,7 @@ class JointLookup:
 
         That step's run then calls `kept`.
         """
-        parts, rows, into = self._asked(self._tables)
+        parts, rows, into = self._reads_of_parts(self._tables)
         asked = self._tables[0].store.asked_rows(parts, rows, self.training)
 
         def came() -> None:
@@ -257,11 +257,11 @@ class JointLookup:
                     values.copy_(table.pulled_or_missing(self._rows[table], self.training))
 
     def _read(self, tables: Sequence[TableVariable], rounded: bool) -> None:
-        parts, rows, into = self._asked(tables)
+        parts, rows, into = self._reads_of_parts(tables)
         if parts:
             torch._foreach_copy_(into, [*self._tables[0].store.rows(parts, rows, rounded)])
 
-    def _asked(
+    def _reads_of_parts(
         self, tables: Sequence[TableVariable]
     ) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]:
         """Return parts of tables, the rows to read of each, and the memory that they belong into.

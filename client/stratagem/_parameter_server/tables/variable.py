@@ -58,7 +58,7 @@ RowsByTable = Mapping["TableVariable", torch.Tensor]
 def read_rows(wanted: RowsByTable, training: bool = False) -> list[torch.Tensor]:
     """Return rows of tables as they are now; those of a training step may be rounded."""
     routed = [table.layout.route(rows) for table, rows in wanted.items()]
-    asked = [list(_asked(*one)) for one in zip(wanted, routed, strict=True)]
+    asked = [list(_reads_of_parts(*one)) for one in zip(wanted, routed, strict=True)]
     found = _found(wanted, list(chain.from_iterable(asked)), training)
     return [
         merge([next(found) for _ in parts] or [table.no_rows], shares)
@@ -77,7 +77,9 @@ def pull_missing(wanted: RowsByTable, training: bool) -> None:
         table.pulled.add(missing[table], values)
 
 
-def _asked(table: TableVariable, shares: list[Routed]) -> Iterator[tuple[TableShard, torch.Tensor]]:
+def _reads_of_parts(
+    table: TableVariable, shares: list[Routed]
+) -> Iterator[tuple[TableShard, torch.Tensor]]:
     for part, share in zip(table.parts, shares, strict=True):
         if len(share.rows):
             yield part, share.rows

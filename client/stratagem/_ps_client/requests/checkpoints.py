@@ -83,7 +83,7 @@ def _entry(file: str, tensor: pb.SavedTensor) -> TensorEntry:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CheckpointSelection:
     """What a server is to read of a checkpoint.
 
     Besides variables that it hosts, by name, these are the account of data, which it keeps, and
@@ -96,7 +96,7 @@ class Wanted:
 
 
 def stage_variables(
-    restoration: bytes, path: str, wanted: Wanted, wait: float
+    restoration: bytes, path: str, wanted: CheckpointSelection, wait: float
 ) -> Request[pb.StageVariablesResponse]:
     """Return the request that reads what is on disk in a path, and changes nothing yet.
 

@@ -118,12 +118,7 @@ class ReadsAfterUpdate(NamedTuple):
 def following(readings: Sequence[Reading]) -> ReadsAfterUpdate:
     """Return readings of whole variables, to be done after an update."""
     layout = layout_of(kinds_of([reading.into for reading in readings]))
-    return ReadsAfterUpdate(readings, layout, _asked_after(_wholes(readings)))
-
-
-def asked(readings: Sequence[Reading]) -> bytes:
-    """Return the part of a `ReadRequest` that says what to read of variables."""
-    return _asked(_wholes(readings))
+    return ReadsAfterUpdate(readings, layout, _encode_read_after_update(_wholes(readings)))
 
 
 _Whole: TypeAlias = tuple[str, int | None, torch.dtype | None]
@@ -136,12 +131,12 @@ def _wholes(readings: Sequence[Reading]) -> _Wholes:
 
 # The same variables are read with each step.
 @lru_cache(maxsize=16)
-def _asked(wholes: _Wholes) -> bytes:
+def _encode_read(wholes: _Wholes) -> bytes:
     return ReadRequest(selections=_selections(wholes)).SerializeToString()
 
 
 @lru_cache(maxsize=16)
-def _asked_after(wholes: _Wholes) -> bytes:
+def _encode_read_after_update(wholes: _Wholes) -> bytes:
     then = FollowingRead(selections=_selections(wholes))
     return UpdateHeader(then=then).SerializeToString()
 
@@ -187,7 +182,7 @@ def read(  # noqa: PLR0913 - the fields of a message
         "Read",
         message,
         _receiver(readings, layout, note_header),
-        rest=asked(variables),
+        rest=_encode_read(_wholes(variables)),
         response_nbytes=layout.nbytes,
         response_room=layout.room,
         wait=wait,
