@@ -1,4 +1,8 @@
-"""Checkpoints of one safetensors file, and how servers keep what tells variables apart."""
+"""Checkpoints of one safetensors file, and how servers keep what tells variables apart.
+
+The library safetensors writes and reads such a file. Servers' parts have a writer of their own,
+`write_part`, since they are written block by block and with checksums while their values change.
+"""
 
 from __future__ import annotations
 

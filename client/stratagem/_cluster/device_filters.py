@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core.device_names import DeviceName
@@ -111,7 +112,7 @@ class VisibleServers:
     hidden: Mapping[int, str] = field(default_factory=dict)
     filtered: Mapping[int, FilteredTasks] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def called(self) -> tuple[int, ...]:
         """The servers that are used, and not hidden from this task."""
         return tuple(task for task in self.used if task not in self.hidden)

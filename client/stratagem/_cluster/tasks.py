@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -378,7 +379,7 @@ class Membership:
         """The name of the task, as in "/job:worker/task:1"."""
         return f"/job:{self.task_type}/task:{self.task_id}"
 
-    @property
+    @cached_property
     def is_chief(self) -> bool:
         """Whether the task initialises, saves and logs. Spec: PS1-9, MWU-1."""
         return is_chief(self.cluster, self.task_type, self.task_id)
@@ -449,17 +450,17 @@ class Membership:
             return ROLE_EVALUATOR
         return ROLE_CHIEF if self.creates else ROLE_WORKER
 
-    @property
+    @cached_property
     def number(self) -> int:
         """Its place among the tasks that do the same work. Spec: MWU-3."""
         return id_in_cluster(self.cluster, self.task_type, self.task_id)
 
-    @property
+    @cached_property
     def num_workers(self) -> int:
         """How many tasks do the same work. Spec: MWU-2."""
         return worker_count(self.cluster, self.task_type)
 
-    @property
+    @cached_property
     def num_training_tasks(self) -> int:
         """How many tasks train; this need not be one of them."""
         return worker_count(self.cluster, self.creator[0])

@@ -69,6 +69,8 @@ class OwnParameters:
         if ended == self._seen:
             return
         hosting = hosting_of(self._strategy)
+        if not len(hosting.parameters):
+            return
         hosting.seen += 1
         if ended is None:
             return

@@ -24,12 +24,11 @@ from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import can_be_read_again
-from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.progress import COUNTS_OR_COORDINATES
 from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
 from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.loaded_values import LoadedValues
+from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._ps_client.moving import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.transport import Traffic
@@ -190,8 +189,7 @@ class TrainingCluster:
         container_strategy: Returns the strategy.
         membership: Which task of the cluster this process is.
         store: The variables on the servers.
-        loaded: What this program has loaded and the servers may not have yet.
-        checkpoints: The strategy's checkpoints.
+        hosting: What this program has made, loaded and saved of them.
         buffer_means: Averages buffers where workers meet; None if they are not.
     """
 
@@ -200,15 +198,15 @@ class TrainingCluster:
         container_strategy: Callable[[], Strategy],
         membership: Membership,
         store: RemoteStore,
-        loaded: LoadedValues,
-        checkpoints: ClusterCheckpoints,
+        hosting: RemoteHosting,
         buffer_means: BufferMeans | None,
     ) -> None:
         self._container_strategy = container_strategy
         self._membership = membership
         self._store = store
-        self._loaded = loaded
-        self._checkpoints = checkpoints
+        self._hosting = hosting
+        self._loaded = hosting.loaded
+        self._checkpoints = hosting.checkpoints
         self._buffer_means = buffer_means
         self._roll_backs = 0
         self._gathering = Gathering(membership, lambda: entered(container_strategy()))
@@ -283,14 +281,14 @@ class TrainingCluster:
         self, root: str | os.PathLike[str], series: Series, extra: Mapping[str, Any]
     ) -> Future[None]:
         """Save all servers at one moment; see `ParameterServerStrategy.save`."""
-        self._refresh()
+        self._hosting.before_cut()
         return self._checkpoints.save(root, series, extra)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> RestoreStatus:
         """Restore all servers; see `ParameterServerStrategy.restore`."""
         # What servers have lost cannot be read before it has the values of the checkpoint.
         if self._store.training.is_whole:
-            self._refresh()
+            self._hosting.before_cut()
         restoration = self._checkpoints.restore(path, strict)
         # The parameters of modules are to have the values at once.
         self._refresh()
@@ -315,7 +313,7 @@ class TrainingCluster:
         """Read all as of one moment; see `ParameterServerStrategy.snapshot`."""
         strategy = self._container_strategy()
         with entered(strategy):
-            self._refresh()
+            self._hosting.before_cut()
         with snapshot_of(self._store):
             with entered(strategy):
                 self._refresh()

@@ -269,8 +269,7 @@ class ParameterServerExtended(WorkerExtended):
             self._container_strategy,
             membership,
             store,
-            hosting.loaded,
-            hosting.checkpoints,
+            hosting,
             BufferMeans(membership, hosting.adopter.buffers)
             if settings.buffers == "mean"
             else None,

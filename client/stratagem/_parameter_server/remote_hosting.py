@@ -219,14 +219,24 @@ class RemoteHosting(Hosting):
 
     def before_replicas(self, training: bool = False) -> None:
         """As for `Hosting`; with `training`, gradients will be computed."""
-        super().before_replicas()
-        self._require_all_namesakes()
-        self._agree()
+        self._before_use()
         self._store.refresh(self._variables.established, training)
 
-    def _require_all_namesakes(self) -> None:
+    def _before_use(self) -> None:
+        super().before_replicas()
         self._variables.creation.before_use()
         self.checkpoints.before_use()
+        self._agree()
+
+    def before_cut(self) -> None:
+        """Have servers hold what this program has made, written and stepped.
+
+        A step that waits for others counts once it is read after; other values need not come here.
+        """
+        if self._store.step_tracker.is_free():
+            self._before_use()
+        else:
+            self.before_replicas()
 
     def _agree(self) -> None:
         if self.elsewhere is None:
@@ -275,9 +285,7 @@ class RemoteHosting(Hosting):
             self._store.refresh(self._untouched, training=True)
 
     def before_lone_step(self) -> None:
-        super().before_replicas()
-        self._require_all_namesakes()
-        self._agree()
+        self._before_use()
         self._store.pusher.refresh(None)
 
     def begin_run(self) -> None:

@@ -40,7 +40,7 @@ class AnyCode(LoadableCode):
     """Functions and classes travel, by name or by value."""
 
     def read(self, payload: bytes, find: Find, classes: Classes) -> Any:
-        return Unpickler(payload, find, classes).load()
+        return Unpickler(payload, classes, find).load()
 
 
 class NamedCode(LoadableCode):

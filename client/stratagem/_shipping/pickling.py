@@ -58,7 +58,7 @@ def dump_exception(error: BaseException) -> bytes:
             pickled well and cannot be read.
     """
     pickled = dumps(error)
-    ClassUnpickler(pickled, SessionClasses()).load()
+    Unpickler(pickled, SessionClasses()).load()
     return pickled
 
 
@@ -148,14 +148,24 @@ class ProgramClasses(Classes):
         return known in self._made
 
 
-class ClassUnpickler(pickle.Unpickler):
-    """Reads pickles of cloudpickle."""
+class Unpickler(pickle.Unpickler):
+    """Reads what `Pickler` writes, and other pickles of cloudpickle.
 
-    def __init__(self, payload: bytes, classes: Classes) -> None:
+    Args:
+        payload: The pickle.
+        classes: The classes that the reader has.
+        find: Returns what has a handle; None where nothing has one.
+    """
+
+    def __init__(
+        self, payload: bytes, classes: Classes, find: Callable[[int], Any] | None = None
+    ) -> None:
         super().__init__(io.BytesIO(payload))
-        self._classes = classes
+        self._classes, self._find = classes, find
 
     def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == _object_of.__name__ and self._find is not None:
+            return self._find
         found = super().find_class(module, name)
         if module != cloudpickle.__name__:
             return found
@@ -185,7 +195,7 @@ def read_by_program(payload: bytes) -> Any:
     if len(payload) < _SHORT and _SETTER.encode() not in payload:
         return pickle.loads(payload)
     with closing(ProgramClasses()) as classes:
-        return ClassUnpickler(payload, classes).load()
+        return Unpickler(payload, classes).load()
 
 
 ATOMS = {bool, int, str, bytes, type(None)}
@@ -305,9 +315,10 @@ class Pickler(CodePickler):
         handle = self._name(value)
         if handle is not None:
             return _object_of, (handle,)
-        if is_plain_tensor(value):
+        cls = type(value)
+        if cls is Tensor and is_plain_tensor(value):
             return reduced_tensor(value)
-        if type(value) is partial and not value.__dict__:
+        if cls is partial and not value.__dict__:
             return partial_of, (value.func, value.args, value.keywords)
         return super().reducer_override(value)
 
@@ -340,19 +351,6 @@ _state_of = FunctionType(
 def _object_of(handle: int) -> NoReturn:
     """Stand in pickles for `find` of the `Unpickler` that reads them."""
     raise NotImplementedError(f"only an Unpickler knows what has handle {handle}")
-
-
-class Unpickler(ClassUnpickler):
-    """Reads what `Pickler` writes."""
-
-    def __init__(self, payload: bytes, find: Callable[[int], Any], classes: Classes) -> None:
-        super().__init__(payload, classes)
-        self._find = find
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _object_of.__name__:
-            return self._find
-        return super().find_class(module, name)
 
 
 _LONGEST_PATH = 50

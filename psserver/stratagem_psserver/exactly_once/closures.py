@@ -2,7 +2,11 @@
 
 A worker may be lost, and its function then runs again on another one. A mutation is recognised by
 the identity of the function and by its number among the mutations that the function sends to this
-server, whichever session sends it. This module is pure.
+server, whichever session sends it.
+
+The numbering of sessions would not do: it forgets a reply once its client has acknowledged it, and
+the worker that sends a mutation again has seen none. So a record stays until its function has
+ended, and has a digest of what was asked for. This module is pure.
 """
 
 from __future__ import annotations

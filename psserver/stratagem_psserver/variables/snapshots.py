@@ -41,7 +41,7 @@ class WholeValue:
 
     def runs(self) -> Iterator[torch.Tensor]:
         """As `SnapshotValue.runs`: all at once."""
-        yield self.value
+        return iter((self.value,))
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """As `SnapshotValue.rows`."""
@@ -78,7 +78,7 @@ class SightsValue:
 
     def runs(self) -> Iterator[torch.Tensor]:
         """As `SnapshotValue.runs`: all at once."""
-        yield self._value
+        return iter((self._value,))
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """As `SnapshotValue.rows`."""
@@ -115,17 +115,20 @@ class Snapshot:
         self._shared: set[str] = set()
         self._kept_nbytes = 0
         for variable in store.variables():
+            spec = VariableSpec()
+            spec.CopyFrom(variable.spec)
             if variable.arena is not None:
-                self._add_table(variable, variable.arena)
+                self._add_table(variable, spec, variable.arena)
             else:
-                self._add(_content(variable), WholeValue(variable.value))
-                self._shared.add(variable.name)
+                self.contents.append(Content(spec, variable.version))
+                self.values.append(WholeValue(variable.value))
+                self._shared.add(spec.name)
 
     def _add(self, content: Content, value: SnapshotValue) -> None:
         self.contents.append(content)
         self.values.append(value)
 
-    def _add_table(self, variable: Variable, arena: Arena) -> None:
+    def _add_table(self, variable: Variable, spec: VariableSpec, arena: Arena) -> None:
         table = arena.table
         if table not in self._tables:
             self._tables[table] = table.snapshot()
@@ -133,16 +136,15 @@ class Snapshot:
         stored = StoredRows(count=rows.count)
         # The arrays of a table begin with its marks.
         number = len(table.marks) + table.arenas.index(arena)
-        self._arrays[variable.name] = SnapshotArray(rows, number)
+        self._arrays[spec.name] = SnapshotArray(rows, number)
         if arena is table.value:
             stored.history.CopyFrom(table.history())
-        self._add(_content(variable, stored), ArrayValue(rows, number))
+        self._add(Content(spec, variable.version, stored), ArrayValue(rows, number))
         if arena is table.value:
-            self._add_companions(variable, rows, len(table.marks))
+            self._add_companions(spec, rows, len(table.marks))
 
-    def _add_companions(self, variable: Variable, rows: TableSnapshot, marks: int) -> None:
-        name = variable.name
-        is_dynamic = variable.spec.table.HasField("dynamic")
+    def _add_companions(self, spec: VariableSpec, rows: TableSnapshot, marks: int) -> None:
+        name, is_dynamic = spec.name, spec.table.HasField("dynamic")
         kept = (KEYS, TOUCHED, COUNTS)[:marks] if is_dynamic else (KEYS,)
         for number, what in enumerate(kept):
             self._add(Content(companion(name, what, rows.count)), ArrayValue(rows, number))
@@ -201,12 +203,6 @@ def _some(value: SnapshotValue, numbers: torch.Tensor) -> Iterator[torch.Tensor]
     yield numbers
     for some in numbers.split(_ROWS_AT_ONCE):
         yield value.rows(some)
-
-
-def _content(variable: Variable, rows: StoredRows | None = None) -> Content:
-    spec = VariableSpec()
-    spec.CopyFrom(variable.spec)
-    return Content(spec, variable.version, rows)
 
 
 class Snapshots:

@@ -8,14 +8,15 @@ import secrets
 import zlib
 from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from stratagem_proto.division import is_part
 from stratagem_proto.errors import (
@@ -331,12 +332,13 @@ class Index:
         """
         tensors: dict[str, TensorEntry] = {}
         for entry in (entry for part in parts for entry in part.tensors):
-            other = tensors.setdefault(entry.name, entry)
+            name = entry.spec.name
+            other = tensors.setdefault(name, entry)
             if other is not entry:
                 raise InvalidArgumentError(
-                    f"{entry.file!r} and {other.file!r} both have {entry.name!r}; give "
-                    "each variable a name of its own",
-                    variable=entry.name,
+                    f"{entry.file!r} and {other.file!r} both have {name!r}; give each variable a "
+                    "name of its own",
+                    variable=name,
                 )
         files = {part.name: part.file for part in parts}
         identity = secrets.token_hex(16)
@@ -359,8 +361,7 @@ class Index:
             "format": self._format,
             "identity": self.identity,
             "files": {name: _file_to_json(one) for name, one in self.files.items()},
-            "tensors": [_tensor_to_json(one) for one in self.tensors.values()],
-            **_origins_to_json(self.tensors.values()),
+            **_tensors_to_json(self.tensors),
             "servers": dict(self.servers),
             "extra": dict(self.extra),
             "workers": dict(self.workers),
@@ -516,30 +517,23 @@ def _file_from_json(item: Mapping[str, Any]) -> FileEntry:
     return FileEntry(item["nbytes"], tuple(item["blocks"]), digests)
 
 
-def _origins_to_json(entries: Iterable[TensorEntry]) -> dict[str, Any]:
-    """Return what is apart from the tensors, so that earlier releases pass over it."""
-    found = {
-        entry.name: _message_to_json(entry.spec.origin)
-        for entry in entries
-        if entry.spec.HasField("origin")
-    }
-    return {"origins": found} if found else {}
+_message_to_json = partial(MessageToDict, preserving_proto_field_name=True)
 
 
-def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
-    spec = _message_to_json(entry.spec)
-    spec.pop("origin", None)
-    item = {
-        "spec": spec,
-        "file": entry.file,
-        "begin": entry.begin,
-        "version": entry.version,
-    }
-    if entry.rows is not None:
-        item["rows"] = _message_to_json(entry.rows)
-    if entry.changed is not None:
-        item["changed"] = _message_to_json(entry.changed)
-    return item
+def _tensors_to_json(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    items, origins = [], {}
+    for name, entry in entries.items():
+        spec = _message_to_json(entry.spec)
+        # Apart from the tensors, so that earlier releases pass over it.
+        if "origin" in spec:
+            origins[name] = spec.pop("origin")
+        item = {"spec": spec, "file": entry.file, "begin": entry.begin, "version": entry.version}
+        if entry.rows is not None:
+            item["rows"] = _message_to_json(entry.rows)
+        if entry.changed is not None:
+            item["changed"] = _message_to_json(entry.changed)
+        items.append(item)
+    return {"tensors": items, "origins": origins} if origins else {"tensors": items}
 
 
 def _base_to_json(base: Base | None) -> dict[str, Any]:
@@ -552,10 +546,6 @@ def _base_from_json(item: Mapping[str, Any] | None) -> Base | None:
     if item is None:
         return None
     return Base(str(item["identity"]), tuple(map(str, item["names"])))
-
-
-def _message_to_json(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:

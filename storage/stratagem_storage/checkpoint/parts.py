@@ -49,6 +49,7 @@ DTYPE_NAMES = {
     torch.complex64: "C64",
 }
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_NAMES = {encode_dtype(dtype): name for dtype, name in DTYPE_NAMES.items()}
 
 _NOTES = "stratagem_tables"
 
@@ -88,10 +89,10 @@ class Content:
 
         No variable's name has brackets, so that nobody takes some rows for all of them.
         """
-        name = self.spec.name
+        name, whole = self.spec.name, stored_tensor(self.spec, self.rows)
         if self.changed is None:
-            return [(name, self.tensor)]
-        rows = some_rows(self.tensor, len(self.changed))
+            return [(name, whole)]
+        rows = some_rows(whole, len(self.changed))
         return [(f"{name}[changed]", spec_of(self.changed)), (f"{name}[rows]", rows)]
 
 
@@ -154,17 +155,14 @@ class Part:
 
     def file(self) -> TensorFile:
         """Return the description of the file, all of whose blocks were yielded."""
-        entries = zip(self._contents, self._begins, strict=True)
-        tensors = [_entry(self._name, *each) for each in entries]
+        tensors = []
+        for each, begins in zip(self._contents, self._begins, strict=True):
+            changed = None
+            if each.changed is not None:
+                changed = ChangedRows(count=len(each.changed), begin=begins[0])
+            place = self._name, begins[-1]
+            tensors.append(TensorEntry(each.spec, *place, each.version, each.rows, changed))
         return TensorFile(self._name, self._account.entry(), tensors)
-
-
-def _entry(file: str, content: Content, begins: Sequence[int]) -> TensorEntry:
-    changed = None
-    if content.changed is not None:
-        changed = ChangedRows(count=len(content.changed), begin=begins[0])
-    spec, version = content.spec, content.version
-    return TensorEntry(spec, file, begins[-1], version, content.rows, changed)
 
 
 def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
@@ -195,9 +193,15 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
     for content in contents:
         offsets.append(list[int]())
         for name, tensor in content.written:
+            if tensor.dtype not in _NAMES:
+                raise InvalidArgumentError(
+                    f"checkpoints cannot contain values of {decode_dtype(tensor.dtype)}, the dtype "
+                    f"of variable {name!r}; create it outside of the strategy's scope",
+                    variable=name,
+                )
             end = offset + nbytes_of(tensor)
             described[name] = {
-                "dtype": _dtype_name(name, tensor),
+                "dtype": _NAMES[tensor.dtype],
                 "shape": list(tensor.shape),
                 "data_offsets": [offset, end],
             }
@@ -207,17 +211,6 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
     text += b" " * (-len(text) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     return header, [[len(header) + start for start in starts] for starts in offsets]
-
-
-def _dtype_name(name: str, tensor: TensorSpec) -> str:
-    dtype = decode_dtype(tensor.dtype)
-    if dtype not in DTYPE_NAMES:
-        raise InvalidArgumentError(
-            f"checkpoints cannot contain values of {dtype}, the dtype of variable "
-            f"{name!r}; create it outside of the strategy's scope",
-            variable=name,
-        )
-    return DTYPE_NAMES[dtype]
 
 
 def read_plain(folder: Folder, name: str) -> tuple[FileEntry, list[TensorEntry]]:

@@ -108,10 +108,9 @@ class Observing(Program):
             hold = partial(checkpoints.hold_steps, cut, begun, _LOOK_SECONDS)
             answers = await observer.on_all(hold)
             clients = _progress(answers)
-            known = {client: each.begun for client, each in clients.items()}
-            if known == begun and not any(map(_is_busy, clients.values())):
+            if not any(map(_is_busy, clients.values())):
                 return True
-            begun = known
+            begun = {client: each.begun for client, each in clients.items()}
         await observer.on_all(partial(checkpoints.release_steps, cut))
         return False
 

@@ -177,13 +177,13 @@ def _hold(servers: ServerGroup, cut: bytes) -> Collection[HoldStepsResponse]:
     wait = 0.0
     while True:
         answers = servers.on_all(partial(hold_steps, cut, begun, wait)).values()
-        found = _progress(answers)
-        busy = any(map(_is_busy, found.values()))
-        known = {client: each.begun for client, each in found.items()}
-        # A step may have begun on one server before another held it.
-        if (not busy and known == begun) or time.monotonic() >= give_up_at:
+        clients = _progress(answers)
+        # All servers hold since before they answered, so what nobody has begun by now, nobody does.
+        if not any(map(_is_busy, clients.values())) or time.monotonic() >= give_up_at:
             return answers
-        begun, wait = known, _HOLD_LOOK_SECONDS if busy else 0.0
+        # A step may have begun on one server before another held it: that one has to let it go on.
+        begun = {client: each.begun for client, each in clients.items()}
+        wait = _HOLD_LOOK_SECONDS
 
 
 def _is_busy(client: ClientProgress) -> bool:

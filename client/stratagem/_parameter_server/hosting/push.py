@@ -264,8 +264,13 @@ class PrefetchedValues:
         With `beside_push`, a push is in flight that has asked for more.
         """
         waiting, is_complete = self._waiting, False
-        is_current = self._changes == self._servers.changes and not self._servers.snapshot
-        if is_current and (beside_push or self._covered.issuperset(variables)):
+        # A run that only looks rows up has no copies that could be old.
+        is_current = not variables or self._changes == self._servers.changes
+        if (
+            is_current
+            and not self._servers.snapshot
+            and (beside_push or self._covered.issuperset(variables))
+        ):
             is_complete = all([one in waiting or one.is_known for one in variables])
         if is_complete:
             self.copy_into(variables)

@@ -118,6 +118,7 @@ class Pusher:
         values.expect(variables)
         if not is_out and not self._step_tracker.has_permits():
             values.drop()
+            return False
         with self._guard:
             if values.use(variables, beside_push=is_out):
                 return True

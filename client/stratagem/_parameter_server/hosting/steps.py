@@ -309,10 +309,14 @@ def first_unfinished(servers: ServerGroup) -> StepMark | None:
 
 
 def _groups(servers: ServerGroup) -> Iterator[StepMark]:
-    """Yield the last step of each group, if this task may call all servers."""
+    """Yield the last step of each group that takes synchronous ones, or has.
+
+    None if this task may not call all servers.
+    """
     if len(servers.called) == len(servers.used):
         for group in servers.call(servers.used[0], describe()):
-            yield StepMark(group=group.group, step=_LAST)
+            if group.completed or decoded_consistency(group.consistency)._closes_steps:
+                yield StepMark(group=group.group, step=_LAST)
 
 
 def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:

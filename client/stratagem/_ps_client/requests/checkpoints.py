@@ -70,16 +70,20 @@ def _saved(responses: Responses) -> SavedPart | None:
     if not response.HasField("part"):
         return None
     part = response.part
-    tensors = [_entry(part.name, each) for each in part.tensors]
+    tensors = [
+        TensorEntry(
+            each.spec,
+            part.name,
+            each.begin,
+            each.version,
+            rows=each.rows if each.HasField("rows") else None,
+            changed=each.changed if each.HasField("changed") else None,
+        )
+        for each in part.tensors
+    ]
     digests = part.digests if part.HasField("digests") else None
     file = FileEntry(part.nbytes, tuple(part.blocks), digests)
     return SavedPart(TensorFile(part.name, file, tensors), part.state)
-
-
-def _entry(file: str, tensor: pb.SavedTensor) -> TensorEntry:
-    rows = tensor.rows if tensor.HasField("rows") else None
-    changed = tensor.changed if tensor.HasField("changed") else None
-    return TensorEntry(tensor.spec, file, tensor.begin, tensor.version, rows, changed)
 
 
 @dataclass(frozen=True)
