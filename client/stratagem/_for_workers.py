@@ -4,7 +4,7 @@ from stratagem._core.contexts import clear_remains, on_worker
 from stratagem._core.device_names import list_logical_devices
 from stratagem._core.waiting import Guard, guarded_by
 from stratagem._ps_client.names import running
-from stratagem._ps_client.write_behind import Backlog, SentWrite, WritesBehind, writing_behind
+from stratagem._ps_client.write_behind import Backlog, SentWrite, WritesBehind
 from stratagem._remote_kinds import KINDS
 from stratagem._shipping.import_allowlist import AnyCode, LoadableCode, NamedCode
 from stratagem._shipping.kinds import WorkerTask
@@ -34,5 +34,4 @@ __all__ = [
     "running",
     "this_runtime",
     "words_of",
-    "writing_behind",
 ]

@@ -30,9 +30,9 @@ from stratagem_psserver.exactly_once.closures import dump_closures, restore_clos
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.limits import allocating
+from stratagem_psserver.restoration import read_table
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.restoring import read_table
 from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue
 from stratagem_rpc.server_log import LOG
 from stratagem_storage.checkpoint.entries import (

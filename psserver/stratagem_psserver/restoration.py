@@ -1,22 +1,314 @@
-"""Restorations: what was read for one until it takes place, and which were announced."""
+"""Restorations: what is read of a checkpoint, kept until it takes place, and announced.
+
+`read_restored` and `read_accounts` read in a thread what a session stages. `Staging` keeps it, and
+once all servers have read theirs, `replace` and `Accounts.replace` put it in place. `Announcements`
+has what the other tasks wait for. A server that resumes reads its tables by `read_table`, too.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+import torch
+
+from stratagem_proto.division import PartRows, part_of_keys
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
-from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TrainingRun
+from stratagem_proto.v1.checkpoint_pb2 import StageVariablesRequest, TableHistory, TrainingRun
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, TableSpec, VariableSpec
 from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger, Coordinator, closures_from_json
-from stratagem_psserver.variables.restoring import Restored
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.table import Table
+from stratagem_psserver.variables.store import VariableStore
+from stratagem_storage.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_storage.checkpoint.folder import Checkpoint, part_name
 from stratagem_storage.checkpoint.index import refused_if_unsound
+from stratagem_storage.checkpoint.wholes import TablePart, Whole, WholeTable, whole_name, wholes_of
+
+_ROWS_AT_ONCE_BYTES = 4 << 20
+
+
+def read_table(
+    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Sequence[Whole]
+) -> Table:
+    """Make a table, or a part of one, with its rows in a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        spec: The description of the table on this server.
+        whole: The whole table in the checkpoint; maybe a variable that is not a table there.
+        slots: Its slots in the checkpoint.
+
+    Raises:
+        ResourceExhaustedError: There is not enough memory.
+        DataLossError: The checkpoint is damaged.
+    """
+    # The table has the initializer that it has in the checkpoint.
+    as_saved = VariableSpec()
+    as_saved.CopyFrom(spec)
+    if isinstance(whole, WholeTable):
+        as_saved.initializer.CopyFrom(whole.spec.initializer)
+    table = Table(as_saved)
+    arenas = [Arena(table, _slot_spec(spec, whole, slot)) for slot in slots]
+    if isinstance(whole, WholeTable):
+        _read_stored(checkpoint, table, arenas, (whole, *slots))
+    else:
+        _read_dense(checkpoint, table, arenas, (whole, *slots))
+    return table
+
+
+def _slot_spec(spec: VariableSpec, whole: Whole, slot: Whole) -> VariableSpec:
+    # If all rows were saved, the initial value is never used.
+    initializer = Initializer(constant=0.0)
+    if isinstance(slot, WholeTable):
+        initializer = slot.spec.initializer
+    return VariableSpec(
+        name=spec.name + slot.name.removeprefix(whole.name),
+        tensor=TensorSpec(
+            dtype=slot.tensor.dtype, shape=spec.tensor.shape[: len(slot.tensor.shape)]
+        ),
+        kind=VARIABLE_KIND_SLOT,
+        slot_of=spec.name,
+        initializer=initializer,
+        table=TableSpec(),
+    )
+
+
+def _read_dense(
+    checkpoint: Checkpoint, table: Table, arenas: list[Arena], sources: Sequence[Whole]
+) -> None:
+    part = PartRows.of(table.value.initial.spec)
+    keys = torch.arange(part.count)
+    table.adopt(arenas, [keys, torch.zeros_like(keys)], TableHistory())
+    for arena, source in zip(table.arenas, sources, strict=True):
+        at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, arena.row_bytes))
+        for start in range(0, part.count, at_once):
+            table.fill(arena, start, source.read_part(checkpoint, part.some(start, at_once)))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The rows that a part of a table gets from one part in the checkpoint.
+
+    Attributes:
+        part: The part in the checkpoint.
+        positions: The positions of the rows in it.
+        keys: Their keys on this server.
+        behind: How many writes its clock is behind that of the part with the most writes.
+    """
+
+    part: TablePart
+    positions: torch.Tensor
+    keys: torch.Tensor
+    behind: int
+
+    def marks(self, checkpoint: Checkpoint) -> Sequence[torch.Tensor]:
+        """Return the keys, the times of the last writes, and the counts of writes."""
+        touched = self.part.vector(checkpoint, TOUCHED)[self.positions] + self.behind
+        return self.keys, touched, self.part.vector(checkpoint, COUNTS)[self.positions]
+
+
+def _read_stored(
+    checkpoint: Checkpoint, table: Table, arenas: list[Arena], sources: Sequence[Whole]
+) -> None:
+    spec, whole = table.value.initial.spec, sources[0]
+    assert isinstance(whole, WholeTable)
+    parts = _concerned(spec, whole)
+    shares = list(_shares(checkpoint, spec, parts))
+    marks = zip(*(share.marks(checkpoint) for share in shares), strict=True)
+    whole_marks = list(map(torch.cat, marks))[: len(table.marks)]
+    table.adopt(arenas, whole_marks, _history(spec, parts))
+    for arena, source in zip(table.arenas, sources, strict=True):
+        assert isinstance(source, WholeTable)
+        for place, rows in _placed(checkpoint, arena, source, shares):
+            table.fill(arena, place, rows)
+    seen = torch.cat([part.vector(checkpoint, SEEN) for part in parts])
+    sights = torch.cat([part.vector(checkpoint, SIGHTS) for part in parts])
+    mine = _is_mine(spec, seen)
+    table.admission.restore(seen[mine], sights[mine])
+    table.fit()
+
+
+def _concerned(spec: VariableSpec, whole: WholeTable) -> list[TablePart]:
+    """Return the parts in a checkpoint that may have rows of the part that a spec describes."""
+    parts, keys = whole.parts, spec.table.dynamic
+    if whole.is_dynamic:
+        same = len(parts) == max(1, keys.parts)
+        return [parts[keys.part]] if same else list(parts)
+    mine = PartRows.of(spec)
+    return [part for part in parts if part.rows.shared(mine)[0]] or list(parts[:1])
+
+
+def _shares(
+    checkpoint: Checkpoint, spec: VariableSpec, parts: Sequence[TablePart]
+) -> Iterator[_Share]:
+    latest = max(part.history.writes for part in parts)
+    mine = PartRows.of(spec)
+    for part in parts:
+        keys = part.keys(checkpoint)
+        positions = _is_mine(spec, keys).nonzero().squeeze(1)
+        behind = latest - part.history.writes
+        yield _Share(part, positions, mine.local(keys[positions]), behind)
+
+
+def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the keys of a whole table that belong to the part of a spec."""
+    if spec.table.HasField("dynamic"):
+        dynamic = spec.table.dynamic
+        return part_of_keys(keys, max(1, dynamic.parts)) == dynamic.part
+    return PartRows.of(spec).has(keys)
+
+
+def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
+    """Return the history of a part; the counts of several parts go to the first part here."""
+    if len(parts) == 1:
+        return parts[0].history
+    histories = [part.history for part in parts]
+    counts = histories if not spec.table.dynamic.part else []
+    latest = max(each.writes for each in histories)
+    evicted = sum(each.evicted_rows for each in counts)
+    # Rows of several parts are taken for written now: these have other times.
+    return TableHistory(
+        writes=latest,
+        swept=latest - max(each.writes - each.swept for each in histories),
+        evicted_rows=evicted,
+        aged=evicted,
+        dropped_gradients=sum(each.dropped_gradients for each in counts),
+    )
+
+
+def _placed(
+    checkpoint: Checkpoint, arena: Arena, source: WholeTable, shares: Sequence[_Share]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the rows of all shares, some at a time, each time with the position of the first."""
+    parts = {part.table.name: part for part in source.parts}
+    place = 0
+    for share in shares:
+        if (part := parts.get(share.part.table.name)) is None:
+            # The optimizer had not stepped this part yet.
+            yield place, arena.begun(share.keys)
+            place += len(share.keys)
+            continue
+        for _, rows in part.runs(checkpoint, share.positions):
+            yield place, rows
+            place += len(rows)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A variable as it is in a checkpoint.
+
+    Attributes:
+        name: The variable.
+        value: Its value; if it is a table, its rows with their slots.
+        slots: The values of its slot variables, by their names without the variable's.
+    """
+
+    name: str
+    value: torch.Tensor | Table
+    slots: Mapping[str, torch.Tensor]
+
+    @property
+    def kept(self) -> set[str]:
+        """The names of the slots that the checkpoint has."""
+        names = {self.name + suffix for suffix in self.slots}
+        if isinstance(self.value, Table):
+            names |= {arena.initial.spec.name for arena in self.value.arenas}
+        return names
+
+
+def read_restored(checkpoint: Checkpoint, specs: Sequence[VariableSpec]) -> list[Restored]:
+    """Read variables from a checkpoint; of a part of a partitioned variable, only its rows.
+
+    Raises:
+        NotFoundError: It does not contain a variable.
+        InvalidArgumentError: A variable has another shape or dtype in the checkpoint.
+        DataLossError: The checkpoint is damaged.
+    """
+    with refused_if_unsound(str(checkpoint.folder)):
+        wholes = wholes_of(checkpoint.index)
+        for spec in specs:
+            _require_fit(spec, wholes)
+        slots: dict[str, list[Whole]] = {}
+        for whole in wholes.values():
+            slots.setdefault(whole.slot_of, []).append(whole)
+        return [_read(checkpoint, spec, wholes[whole_name(spec)], slots) for spec in specs]
+
+
+def _require_fit(spec: VariableSpec, wholes: Mapping[str, Whole]) -> None:
+    name = whole_name(spec)
+    if name not in wholes:
+        raise NotFoundError(f"the checkpoint has no {name!r}", variable=name)
+    tensor = wholes[name].tensor
+    split = spec.HasField("partition")
+    shape = list(spec.partition.full_shape if split else spec.tensor.shape)
+    if (list(tensor.shape), tensor.dtype) != (shape, spec.tensor.dtype):
+        raise InvalidArgumentError(
+            f"the checkpoint has {name!r} with shape {list(tensor.shape)}, but here it "
+            f"has shape {shape}, or another dtype; restore into the model that was "
+            "saved",
+            variable=name,
+        )
+
+
+def _read(
+    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Mapping[str, Sequence[Whole]]
+) -> Restored:
+    mine = slots.get(whole.name, ())
+    if spec.HasField("table"):
+        rows = [slot for slot in mine if slot.is_split]
+        mine = [slot for slot in mine if not slot.is_split]
+        value: torch.Tensor | Table = read_table(checkpoint, spec, whole, rows)
+    else:
+        value = _rows(checkpoint, spec, whole, True)
+    state = {
+        slot.name.removeprefix(whole.name): _rows(checkpoint, spec, slot, slot.is_split)
+        for slot in mine
+    }
+    return Restored(spec.name, value, state)
+
+
+def _rows(checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bool) -> torch.Tensor:
+    if not is_split or not spec.HasField("partition"):
+        return whole.read(checkpoint)
+    return whole.read_part(checkpoint, PartRows.of(spec))
+
+
+def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
+    """Replace the values and slots of variables by those of a checkpoint; their locks are held.
+
+    Returns:
+        The slot variables that were deleted, because the checkpoint does not have them.
+
+    Raises:
+        VariableNotFoundError: A variable does not exist any more; nothing is changed.
+    """
+    for each in restored:
+        store.get(each.name)
+    gone: list[str] = []
+    for each in restored:
+        kept = each.kept
+        gone += store.delete([name for name in store.slots(each.name) if name not in kept])
+        _put(store, each)
+    store.recount([each.name for each in restored])
+    return gone
+
+
+def _put(store: VariableStore, restored: Restored) -> None:
+    if isinstance(restored.value, Table):
+        for arena in restored.value.arenas:
+            store.put_table(arena)
+    else:
+        store.put_value(restored.name, restored.value)
+    for suffix, value in restored.slots.items():
+        store.put_slot(restored.name + suffix, restored.name, value)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from stratagem._for_workers import (
     clear_remains,
     on_worker,
     running,
-    writing_behind,
 )
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -518,7 +517,7 @@ class WorkSession:
             Capture(partial(self._write, closure)),
             on_worker(self._settings.task),
             running(order.identity if order.HasField("identity") else None),
-            writing_behind(writes),
+            writes,
         ):
             finished = self._interruptible.run(
                 Running(self, closure),

@@ -11,12 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from stratagem._core.contexts import ContextVarScope
 from stratagem._core.waiting import uninterrupted
 from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.pending import Pending
@@ -86,11 +84,15 @@ class WriteBatcher(Protocol):
         """Return whether a write waits; if so, `push` of its backlog is called soon."""
 
 
+_present: ContextVar[WritesBehind | None] = ContextVar("stratagem_writes_behind", default=None)
+
+
 class WritesBehind:
     """The writes of one function that it has not waited for. Thread-safe.
 
-    It is `accepting` while the function has not ended. Without a batcher each write is sent at
-    once.
+    To be entered by the thread that runs the function. Threads of its replicas belong to it; those
+    that it starts itself do not. It is `accepting` while the function has not ended. Without a
+    batcher each write is sent at once.
     """
 
     def __init__(self, batcher: WriteBatcher | None = None) -> None:
@@ -99,6 +101,13 @@ class WritesBehind:
         self._backlogs: set[Backlog] = set()
         self.accepting = True
         self._given_up = False
+
+    def __enter__(self) -> None:
+        self._token = _present.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _present.reset(self._token)
+        self.accepting = False
 
     def add(self, write: SentWrite, backlog: Backlog) -> None:
         """Take a write in, whose outcome is awaited with its backlog."""
@@ -218,27 +227,6 @@ class Backlog:
                     write.wait()
             finally:
                 self._leave(taking)
-
-
-_present: ContextVar[WritesBehind | None] = ContextVar("stratagem_writes_behind", default=None)
-
-
-def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:
-    """Let this thread run a function that does not wait for its small writes.
-
-    Threads of its replicas belong to it; those that it starts itself do not.
-    """
-    return _Writing(writes)
-
-
-class _Writing(ContextVarScope["WritesBehind | None"]):
-    def __init__(self, writes: WritesBehind) -> None:
-        super().__init__(_present, writes)
-        self._writes = writes
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._writes.accepting = False
 
 
 def present_writes() -> WritesBehind | None:

@@ -21,7 +21,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_UNSPECIFIED,
     VariableSpec,
 )
-from stratagem_psserver.variables.restoring import read_table
+from stratagem_psserver.restoration import read_table
 from stratagem_psserver.variables.snapshots import Snapshot
 from stratagem_psserver.variables.store import VariableStore
 from stratagem_storage.checkpoint.entries import (

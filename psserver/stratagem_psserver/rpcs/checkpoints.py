@@ -12,11 +12,16 @@ from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints import Saved, Saves
 from stratagem_psserver.exactly_once.counted_steps import check_positions
 from stratagem_psserver.exactly_once.sessions import Session
-from stratagem_psserver.restoration import StagedVariables, check_run, read_accounts
+from stratagem_psserver.restoration import (
+    StagedVariables,
+    check_run,
+    read_accounts,
+    read_restored,
+    replace,
+)
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse
-from stratagem_psserver.variables.restoring import read_restored, replace
 from stratagem_psserver.waiting import Waiter, unfinished_steps
 from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_storage.checkpoint.policy import CheckpointPolicy

@@ -104,6 +104,22 @@ def test_outside_of_replicas_and_of_plain_weights_nothing_is_pulled(
     assert strategy.run(reads, args=(pull_plain,)) == 0
 
 
+def test_a_run_that_only_looks_rows_up_reads_nothing_else(
+    strategy: ParameterServerStrategy, reads: Callable[[Callable[[], object]], int]
+) -> None:
+    with strategy.scope():
+        table = stratagem.nn.Embedding(ROWS, 16)
+    optimizer = DistributedOptimizer(torch.optim.Adagrad(table.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        table(IDS[0, :1]).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    assert reads(lambda: strategy.run(step)) == 1
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_step_is_the_same_with_it_and_without(
     strategy: ParameterServerStrategy, ahead: bool

@@ -13,9 +13,9 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.random_rows import InitialValues, nearest
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.optimization.gradients import Gradient
+from stratagem_psserver.restoration import read_restored
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.tables.table import Table
-from stratagem_psserver.variables.restoring import read_restored
 from stratagem_psserver.variables.snapshots import Snapshot
 from stratagem_storage.checkpoint.folder import NewCheckpoint, open_checkpoint, part_name
 from stratagem_storage.checkpoint.index import Index

@@ -17,7 +17,7 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.pending import Pending
 from stratagem._ps_client.requests.variables import delete
 from stratagem._ps_client.socket_transport import SocketTransport
-from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
+from stratagem._ps_client.write_behind import Backlog, WritesBehind
 from stratagem._worker_client.link import WorkerLink
 from stratagem._worker_client.wire import ClosureFailure
 from stratagem_proto.errors import VariableNotFoundError
@@ -192,7 +192,7 @@ def test_a_write_whose_function_is_given_up_meanwhile_is_waited_for(
 ) -> None:
     guard = Guard(Interrupted)
     writes = WritesBehind(Interrupting(guard))
-    with pytest.raises(Interrupted), guarded_by(guard), writing_behind(writes):
+    with pytest.raises(Interrupted), guarded_by(guard), writes:
         increment()
     writes.wait()
     assert servers_of(strategy).steps.current == 0
@@ -204,7 +204,7 @@ def test_writes_that_are_cut_off_are_applied_once(
 ) -> None:
     functions = [WritesBehind() for _ in range(3)]
     for number, writes in enumerate(functions):
-        with writing_behind(writes):
+        with writes:
             increment()
         if number == 1:
             cut_off(strategy)
@@ -221,7 +221,7 @@ def test_writes_that_wait_for_others_are_applied_once_before_they_are_looked_at(
 ) -> None:
     functions = [WritesBehind(Patient()) for _ in range(20)]
     for writes in functions:
-        with writing_behind(writes):
+        with writes:
             increment()
     if cuts:
         cut_off(strategy)
@@ -253,7 +253,7 @@ def test_what_is_not_waited_for_is_one_step_until_it_is_settled(
     strategy: ParameterServerStrategy,
 ) -> None:
     steps, writes = servers_of(strategy).steps, WritesBehind()
-    with writing_behind(writes):
+    with writes:
         increment()
         begun = steps.current
         increment()
@@ -267,7 +267,7 @@ def test_a_tensor_may_change_once_it_is_written(
     strategy: ParameterServerStrategy,
 ) -> None:
     writes, ones = WritesBehind(), torch.ones(2)
-    with writing_behind(writes):
+    with writes:
         variables[0].assign_add(ones)
     ones.zero_()
     cut_off(strategy)
