@@ -240,14 +240,17 @@ class ClusterCoordinator:
         call = FunctionCall(fn, *bound(fn, args, kwargs), self.strategy)
         parcel = self._worker_values.closure_pickler.dump(call)
         self._release()
-        with self._dispatch.entry(patience):
-            self._dispatch.await_room(patience)
+        value: RemoteValue
+
+        def begin() -> Closure:
+            nonlocal value
             left = inherited_identity(parcel.remote_objects.values())
             number, identity = self._reporter.begin(left)
             result = Result(self._worker_values, number, self._dispatch.await_end)
             value = RemoteValue(result, self._parameters.refresh)
-            closure = Closure(number, identity, name_of(fn), parcel, result)
-            self._dispatch.schedule(closure, patience)
+            return Closure(number, identity, name_of(fn), parcel, result)
+
+        self._dispatch.schedule(begin, patience)
         return value
 
     def join(self, *, timeout: float | None = None) -> None:

@@ -189,24 +189,19 @@ class Dispatch:
         with self._monitor:
             return sorted(self._roster.there)
 
-    def entry(self, patience: Patience) -> ExclusiveEntry:
-        """Keep other threads of the program from scheduling and joining."""
-        return ExclusiveEntry(self._entry, patience)
+    def schedule(self, begin: Callable[[], Closure], patience: Patience) -> None:
+        """Wait while the queue is full, and take the closure that `begin` then returns.
 
-    def await_room(self, patience: Patience) -> None:
-        """Wait while the queue is full, within `entry`. Spec: COO-6."""
-        with self._monitor:
+        No other thread of the program schedules or joins meanwhile. Spec: COO-6, ERR-4, ERR-5.
+        """
+        with ExclusiveEntry(self._entry, patience), self._monitor:
             if not self._monitor.wait(
                 lambda: bool(self._queue.error) or not self._queue.full,
                 "room in the queue of functions",
                 patience,
             ):
                 raise patience.exceeded(f"the queue is full. {self._report}")
-
-    def schedule(self, closure: Closure, patience: Patience) -> None:
-        """Take a closure, within `entry`. Spec: ERR-4, ERR-5."""
-        with self._monitor:
-            self._monitor.require_open()
+            closure = begin()
             self._runs.expect(closure)
             # A worker may be so quick that the closure itself has failed by then: that is for the
             # next call.
@@ -221,7 +216,7 @@ class Dispatch:
 
         Spec: COO-9, ERR-4.
         """
-        with self.entry(patience), self._monitor:
+        with ExclusiveEntry(self._entry, patience), self._monitor:
             if not self._monitor.wait(
                 lambda: bool(self._queue.error) or self._queue.idle,
                 "the end of all functions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -373,6 +374,7 @@ _ABOUT = {
 _VALUES = {"T", "mT", "H", "mH", "real", "imag", "data"}
 
 
+@lru_cache(maxsize=1024)
 def _is_about(func: Callable[..., Any]) -> bool:
     """Whether it reads or sets an attribute that is not made of the elements."""
     if func.__name__ not in ("__get__", "__set__", "__delete__"):
