@@ -15,6 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
+from stratagem_deploy.watching.rows import CallRow, ClientRow, ServerRow, StepRow
+from stratagem_deploy.watching.tables import headings
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -66,6 +68,18 @@ def test_the_commands_of_the_page_answer(command: list[str], environment: dict[s
 def test_the_page_shows_each_command() -> None:
     assert {command[0] for command in COMMANDS} == {"status", "top", "variables", "doctor"}
     assert ["dashboard"] in SHOWN
+
+
+def test_the_tables_of_the_page_have_the_columns_that_commands_show() -> None:
+    kinds = {"Servers": ServerRow, "Clients": ClientRow, "Steps": StepRow, "Calls": CallRow}
+    shown = re.findall(rf"^({'|'.join(kinds)})\n +(.+)$", PAGE, re.MULTILINE)
+    assert {title for title, _ in shown} == kinds.keys()
+    for title, line in shown:
+        words = re.split(" {2,}", line)
+        unit = "/s" * any(word.endswith("/s") for word in words)
+        # What went wrong has no column, or one without a heading.
+        columns = [each for each in headings(kinds[title], unit) if each not in ("", "problem")]
+        assert words == columns, f"show the columns of {title} as they are now"
 
 
 def test_the_program_of_the_page_runs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any, NoReturn
 
 from google.protobuf.message import Message
@@ -15,19 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from stratagem_deploy.watching import rows
 from stratagem_deploy.watching.asking import ServerAnswer, amount, of_clients
 from stratagem_deploy.watching.clients import Finding
 from stratagem_deploy.watching.looks import Look
-from stratagem_deploy.watching.rows import (
-    call_rows,
-    client_rows,
-    exposure,
-    server_rows,
-    step_rows,
-    wait_rows,
-)
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
 
+# Of the fields of rows whose names are no headings, and of those that are by the second where there
+# was an earlier look.
+_HEADINGS = {"own_time": "own time for a step", "within": "99 % within", "gone": ""}
+_RATES = ("steps", "calls", "received", "sent")
 _VARIABLE_COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slots")
 
 
@@ -132,33 +129,34 @@ def tables(
         earlier: What they said before. If given, steps and calls are those since then, by the
             second.
     """
-    servers = _table("Servers", "server", "address", "up", "clients", "holds", "doing")
-    for row in server_rows(answers):
-        doing = f"[red]{escape(row.problem)}[/red]" if row.problem else row.doing
-        servers.add_row(row.server, row.address, row.up, row.clients, row.holds, doing)
-    if sentence := exposure(answers):
+    servers = _table("Servers", *headings(rows.ServerRow)[:-1])
+    for *shown, doing, problem in map(astuple, rows.server_rows(answers)):
+        servers.add_row(*shown, f"[red]{escape(problem)}[/red]" if problem else doing)
+    if sentence := rows.exposure(answers):
         servers.caption, servers.caption_justify = sentence, "left"
     yield servers
 
     called, before = of_clients(answers), of_clients(earlier)
-    steps, unit = ("steps/s", "/s") if earlier else ("steps", "")
-    clients = ("client", "role", "last heard of", "servers", "own time for a step")
-    waits = ("client", "waits for", "since", "on", "for whom")
-    workers = ("optimizer", "consistency", "worker", steps, "staleness", "dropped", "")
-    counts = (f"calls{unit}", "failed", "mean", "99 % within")
-    methods = ("method", *counts, f"received{unit}", f"sent{unit}")
-    every: Sequence[tuple[str, tuple[str, ...], Iterable[Any]]] = (
-        ("Clients", clients, client_rows(called)),
-        ("Waits", waits, wait_rows(called)),
-        ("Steps", workers, step_rows(called, before)),
-        ("Calls", methods, call_rows(answers, earlier)),
+    every: Sequence[tuple[str, type[Any], Iterable[Any]]] = (
+        ("Clients", rows.ClientRow, rows.client_rows(called)),
+        ("Waits", rows.WaitRow, rows.wait_rows(called)),
+        ("Steps", rows.StepRow, rows.step_rows(called, before)),
+        ("Calls", rows.CallRow, rows.call_rows(answers, earlier)),
     )
-    for title, columns, rows in every:
-        table = _table(title, *columns)
-        for each in rows:
+    for title, kind, lines in every:
+        table = _table(title, *headings(kind, "/s" if earlier else ""))
+        for each in lines:
             table.add_row(*astuple(each))
         if table.row_count:
             yield table
+
+
+def headings(kind: type[Any], unit: str = "") -> list[str]:
+    """Return what stands above the fields of a row, for instance "steps" or "steps/s"."""
+    return [
+        _HEADINGS.get(one.name, one.name.replace("_", " ")) + unit * (one.name in _RATES)
+        for one in fields(kind)
+    ]
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -17,9 +20,18 @@ import torch
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
+from stratagem_deploy.dashboard import pages
 from stratagem_deploy.dashboard.pages import PageServer
 from stratagem_deploy.dashboard.watcher import Watched, Watcher
 from stratagem_deploy.processes.resources import ReservedAddress
+from stratagem_deploy.watching.rows import (
+    CallRow,
+    CheckpointRow,
+    ClientRow,
+    ServerRow,
+    StepRow,
+    WaitRow,
+)
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 from stratagem_proto.v1.session_pb2 import HeartbeatRequest, HeartbeatResponse, Task
 from stratagem_proto.v1.waits_pb2 import Waiter
@@ -73,6 +85,16 @@ def reader(page: PageServer) -> Reader:
 def nobody() -> Watcher:
     """Who looks at no server, and has not begun to."""
     return Watcher(Watched(list, list, "", 1.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", [ServerRow, StepRow, ClientRow, WaitRow, CallRow, CheckpointRow])
+def test_the_page_shows_every_column_of_a_table(kind: Any) -> None:
+    name = kind.__name__.removesuffix("Row").lower() + "s"
+    script = (Path(pages.__file__).parent / "page" / "app.js").read_text()
+    (columns,) = re.findall(rf'"{name}-table"(.*?)key: ', script, re.DOTALL)
+    # A problem is shown in place of what the server does.
+    missing = {one.name for one in fields(kind)} - {"problem"}
+    assert set(re.findall(r'\["(\w+)", ', columns)) == missing, f"mend the table {name} in app.js"
 
 
 @pytest.mark.parametrize("path", ["/", "/look", "/variables", "/app.js", "/no-such-page"])
