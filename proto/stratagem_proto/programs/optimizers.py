@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -176,17 +177,23 @@ class OptimizerRule:
     """An optimizer class that servers may run.
 
     Attributes:
-        cls: The class, of `torch.optim` or of a file beside this one.
+        cls: The class, of `torch.optim` or of this file.
         hyperparameters: Keys of its param groups that travel with each step.
+        steps_rows: Whether a step of some rows of a variable is the same as a step of a variable
+            that has only these rows.
     """
 
     cls: type[torch.optim.Optimizer]
     hyperparameters: frozenset[str]
+    steps_rows: bool
 
 
-def _rule(cls: type[torch.optim.Optimizer], *own: str) -> OptimizerRule:
+def _rule(cls: type[torch.optim.Optimizer], *own: str, steps_rows: bool = False) -> OptimizerRule:
     shared = ("lr", "weight_decay", "maximize", "foreach", *_REFUSED_FLAGS)
-    return OptimizerRule(cls, frozenset((*shared, *own)))
+    return OptimizerRule(cls, frozenset((*shared, *own)), steps_rows)
+
+
+_by_rows = partial(_rule, steps_rows=True)
 
 
 # They tie a step to CUDA graphs and to autograd, which end at the process.
@@ -195,19 +202,21 @@ _REFUSED_FLAGS = ("capturable", "differentiable")
 _ADAM = ("betas", "eps", "amsgrad", "fused", "decoupled_weight_decay")
 
 OPTIMIZERS: Mapping[str, OptimizerRule] = {
-    "SGD": _rule(torch.optim.SGD, "momentum", "dampening", "nesterov", "fused"),
-    "Adam": _rule(torch.optim.Adam, *_ADAM),
-    "AdamW": _rule(torch.optim.AdamW, *_ADAM),
-    "SparseAdam": _rule(torch.optim.SparseAdam, "betas", "eps"),
-    "Adagrad": _rule(torch.optim.Adagrad, "lr_decay", "eps", "initial_accumulator_value", "fused"),
-    "RMSprop": _rule(torch.optim.RMSprop, "alpha", "eps", "momentum", "centered"),
+    "SGD": _by_rows(torch.optim.SGD, "momentum", "dampening", "nesterov", "fused"),
+    "Adam": _by_rows(torch.optim.Adam, *_ADAM),
+    "AdamW": _by_rows(torch.optim.AdamW, *_ADAM),
+    "SparseAdam": _by_rows(torch.optim.SparseAdam, "betas", "eps"),
+    "Adagrad": _by_rows(
+        torch.optim.Adagrad, "lr_decay", "eps", "initial_accumulator_value", "fused"
+    ),
+    "RMSprop": _by_rows(torch.optim.RMSprop, "alpha", "eps", "momentum", "centered"),
     "Adamax": _rule(torch.optim.Adamax, "betas", "eps"),
     "NAdam": _rule(torch.optim.NAdam, "betas", "eps", "momentum_decay", "decoupled_weight_decay"),
     "RAdam": _rule(torch.optim.RAdam, "betas", "eps", "decoupled_weight_decay"),
     "Adadelta": _rule(torch.optim.Adadelta, "rho", "eps"),
     "Rprop": _rule(torch.optim.Rprop, "etas", "step_sizes"),
     "ASGD": _rule(torch.optim.ASGD, "lambd", "alpha", "t0"),
-    "RowWiseAdagrad": _rule(RowWiseAdagrad, "eps"),
+    "RowWiseAdagrad": _by_rows(RowWiseAdagrad, "eps"),
 }
 
 

@@ -132,7 +132,7 @@ class Undo:
                 "nothing; use more servers, or smaller variables"
             )
         return InvalidArgumentError(
-            f"torch.optim.{self._class_name} cannot take this step, which changed "
+            f"{self._class_name} cannot take this step, which changed "
             f"nothing: {_line(error)}; see its hyperparameters and its state"
         )
 

@@ -14,7 +14,13 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.optimizers import OptimizerRule, TypedNumber, Value, rule_named
+from stratagem_proto.programs.optimizers import (
+    OPTIMIZERS,
+    OptimizerRule,
+    TypedNumber,
+    Value,
+    rule_named,
+)
 from stratagem_proto.programs.update_programs import decode_group
 from stratagem_proto.v1.update_program_pb2 import HyperparameterGroup
 from stratagem_psserver.optimization.gradients import as_sparse
@@ -132,11 +138,6 @@ def _without_compiler(rule: OptimizerRule) -> type[Optimizer]:
 Hyperparameters = tuple[tuple[str, Value], ...]
 
 
-# These step each row by itself: a step of some rows of a variable is the same as a step of a
-# variable that has only these rows.
-ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad", "SparseAdam"})
-
-
 @dataclass(frozen=True)
 class StateTensor:
     """One tensor, or number, that an optimizer keeps for a parameter.
@@ -209,7 +210,7 @@ def dry_run(
     """Try a step with these hyperparameters on scratch tensors, and return what it needs.
 
     This finds the errors that `torch.optim` raises for hyperparameters, except those that depend on
-    the learning rate and on state; `certainty` is about these.
+    the learning rate and on state; `are_safe` and `is_safe_number` are about these.
 
     Args:
         rule: The optimizer.
@@ -237,30 +238,31 @@ def _dry_run(
 ) -> StepNeeds:
     if not sparse:
         return StepNeeds(_layout(rule, rest, dtype, False), False)
+    if not rule.steps_rows:
+        able = sorted(name for name, each in OPTIMIZERS.items() if each.steps_rows)
+        raise InvalidArgumentError(
+            f"{rule.cls.__name__} cannot step a {dtype} parameter with a row-sparse gradient; "
+            f"row-sparse gradients work with {', '.join(able)}"
+        )
     try:
         return StepNeeds(_layout(rule, rest, dtype, True), True)
     except InvalidArgumentError:
-        if rule.cls.__name__ not in ROW_WISE:
-            raise
         return StepNeeds(_layout(rule, rest, dtype, False), False)
 
 
 def _layout(
     rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype, sparse: bool
 ) -> StateLayout:
-    name, advice = rule.cls.__name__, ""
-    if sparse:
-        advice = f"; row-sparse gradients work with {', '.join(sorted(ROW_WISE))}"
+    name = rule.cls.__name__
     try:
         before, after = _step_once(rule, {"lr": 0.5, **dict(rest)}, dtype, sparse)
     except Exception as error:
         kind = "row-sparse" if sparse else "dense"
         raise InvalidArgumentError(
-            f"torch.optim.{name} cannot step a {dtype} parameter with a {kind} "
-            f"gradient: {error}{advice}"
+            f"{name} cannot step a {dtype} parameter with a {kind} gradient: {error}"
         ) from error
     if any(tensor.is_sparse for tensor in after.values()):
-        raise InvalidArgumentError(f"torch.optim.{name} would keep sparse state{advice}")
+        raise InvalidArgumentError(f"{name} would keep sparse state")
     return {key: _kept(tensor, before.get(key)) for key, tensor in after.items()}
 
 

@@ -18,7 +18,7 @@ from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import MAX_OPTIMIZERS, Optimizers
-from stratagem_psserver.optimization.torch_rules import take_step
+from stratagem_psserver.optimization.torch_rules import NUMBERS, dry_run, make_optimizer, take_step
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.optimization.twins import CASES, STEPS, Twin, hosting, run
 from tests.psserver.wire import model_spec, optimizer_program, sgd, slot_spec
@@ -71,6 +71,17 @@ def test_state_restored_before_the_first_step_is_used() -> None:
     trained.store, trained.optimizers = fresh, Optimizers(fresh)
     trained.step()
     trained.check()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_numbers_in_the_state_of_an_optimizer_have_a_bound(name: str) -> None:
+    """A step with a number beyond it could fail half-way, with some variables written."""
+    group = make_optimizer(OPTIMIZERS[name], {}, []).param_groups[0]
+    values = {key: group[key] for key in group if key != "params"}
+    layout = dry_run(OPTIMIZERS[name], values, torch.float32, name == "SparseAdam").layout
+    numbers = {key for key, state in layout.items() if state.is_scalar}
+    missing = numbers - NUMBERS.keys()
+    assert not missing, f"add {missing} to NUMBERS in torch_rules.py"
 
 
 @pytest.fixture
@@ -129,12 +140,14 @@ def test_row_sparse_gradients_step_as_those_of_a_sparse_embedding(
     assert torch.equal(store.get("table").value, table.weight)
 
 
-def test_optimizers_that_no_row_is_stepped_by_say_which_have_row_sparse_steps() -> None:
+@pytest.mark.parametrize("name", [n for n, rule in OPTIMIZERS.items() if not rule.steps_rows])
+def test_optimizers_that_step_no_rows_say_which_do(name: str) -> None:
     store, optimizers = hosting(table=torch.ones(5, 2))
     gradient = Gradient("table", 0, torch.ones(1, 2), torch.tensor([3]))
-    rprop = optimizer_program(torch.optim.Rprop([torch.empty(0)]))
+    cls: Any = OPTIMIZERS[name].cls
+    program = optimizer_program(cls([torch.empty(0)]))
     with pytest.raises(InvalidArgumentError, match="work with Adagrad, Adam, AdamW"):
-        optimizers.prepare(rprop, [gradient])
+        optimizers.prepare(program, [gradient])
     assert torch.equal(store.get("table").value, torch.ones(5, 2))
 
 

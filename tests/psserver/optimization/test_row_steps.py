@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.programs.optimizers import RowWiseAdagrad
+from stratagem_proto.programs.optimizers import OPTIMIZERS, RowWiseAdagrad
 from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -70,6 +70,13 @@ LAZY: Mapping[str, Make] = {
         p, lr=0.1, momentum=0.9, centered=True, weight_decay=0.1
     ),
 }
+
+
+def test_every_optimizer_that_steps_rows_is_compared_here() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1, 1))
+    tried = {type(make([parameter])).__name__ for make in (*SPARSE.values(), *LAZY.values())}
+    able = {name for name, rule in OPTIMIZERS.items() if rule.steps_rows}
+    assert tried == able, f"SPARSE and LAZY lack {able - tried}, and have {tried - able}"
 
 
 def batches(number: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
