@@ -22,7 +22,7 @@ from rich.table import Table
 from tests.tables import read_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("proto", "rpc", "storage", "psserver", "client", "worker", "deploy")
+PRODUCT = ("proto", "rpc", "storage", "psserver", "reader", "client", "worker", "deploy")
 GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 # The first steps make what later ones use again.

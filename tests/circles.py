@@ -16,6 +16,7 @@ import networkx as nx
 _PACKAGES = (
     "stratagem",
     "stratagem_psserver",
+    "stratagem_reader",
     "stratagem_worker",
     "stratagem_deploy",
     "stratagem_proto",

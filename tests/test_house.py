@@ -21,6 +21,7 @@ FOLDERS = (
     "rpc",
     "storage",
     "psserver",
+    "reader",
     "client",
     "worker",
     "deploy",
@@ -39,7 +40,7 @@ SOURCES = [
 
 LONGEST_FUNCTION = 50  # lines, without its docstring
 LONGEST_FILE = 600  # lines
-LONGEST_PICTURE = 1350  # words of docs/architecture.md, 250 of them the table of what parts cost
+LONGEST_PICTURE = 1370  # words of docs/architecture.md, 250 of them the table of what parts cost
 
 # A name says what a file is about; these say that nobody knew.
 SAYS_NOTHING = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -97,6 +98,7 @@ def test_the_picture_is_read_in_a_few_minutes() -> None:
         ("contract", "rpc/stratagem_rpc"),
         ("contract", "storage/stratagem_storage"),
         ("parameter-server", "psserver/stratagem_psserver"),
+        ("reader", "reader/stratagem_reader"),
         ("client", "client/stratagem"),
         ("coordinator", "worker/stratagem_worker"),
         ("deployment", "deploy/stratagem_deploy"),

@@ -15,7 +15,7 @@ from torch.utils import data
 
 from tests.pages import PAGES, ROOT, code_spans, title
 
-FOLDERS = ("proto", "rpc", "storage", "psserver", "client", "worker", "deploy")
+FOLDERS = ("proto", "rpc", "storage", "psserver", "reader", "client", "worker", "deploy")
 OTHERS = (".ci", "tests", "benchmarks", "examples", "docs")
 # A checkpoint's files, images and measurements: the page says what makes them.
 MADE_LATER = {

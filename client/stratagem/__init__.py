@@ -45,6 +45,7 @@ from stratagem_proto.errors import (
     ContextError,
     DataLossError,
     DeadlineExceededError,
+    DifferentTrainingError,
     DuplicateTaskError,
     FailedPreconditionError,
     ForkedProcessError,
@@ -63,6 +64,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     RowIndexError,
     SessionLostError,
+    StaleVersionError,
     StoreError,
     StratagemError,
     SupersededError,
@@ -74,6 +76,7 @@ from stratagem_proto.errors import (
     UnstagedContributionError,
     UpdateFunctionError,
     VariableNotFoundError,
+    VersionExpiredError,
     WorkerFunctionError,
     WorkerLostError,
 )
@@ -113,6 +116,7 @@ if TYPE_CHECKING:
     from stratagem._ps_client.moving import Servers
     from stratagem._ps_client.survey import ServerTasks, TaskLoad, TaskMove
     from stratagem._ps_client.transport import Traffic
+    from stratagem._reader import Reader
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._tpu.strategy import TPUStrategy
     from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
@@ -136,6 +140,7 @@ __all__ = [
     "CrossDeviceOps",
     "DataLossError",
     "DeadlineExceededError",
+    "DifferentTrainingError",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedOptimizer",
@@ -170,6 +175,7 @@ __all__ = [
     "PerReplica",
     "PermissionDeniedError",
     "ProtocolVersionError",
+    "Reader",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -182,6 +188,7 @@ __all__ = [
     "Servers",
     "SessionLostError",
     "ShardedVariable",
+    "StaleVersionError",
     "StoreError",
     "StratagemError",
     "Strategy",
@@ -204,6 +211,7 @@ __all__ = [
     "VariableNotFoundError",
     "VariablePlacement",
     "VariableSynchronization",
+    "VersionExpiredError",
     "WorkerFunctionError",
     "WorkerLostError",
     "__version__",
@@ -254,6 +262,7 @@ _LATE = {
     "NcclAllReduce": "stratagem._core.reduction",
     "OneDeviceStrategy": "stratagem._local.one_copy",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
+    "Reader": "stratagem._reader",
     "ReductionToOneDevice": "stratagem._core.reduction",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",

@@ -18,6 +18,8 @@ StratagemError
 │   ├── AttachmentError                    worker and chief built different variables
 │   ├── UnstagedContributionError          nothing is staged of what is to count
 │   ├── SessionLostError                   the server no longer knows the session
+│   ├── DifferentTrainingError             what is followed is no longer the same training
+│   ├── VersionExpiredError                a version was pinned for longer than its lease
 │   ├── SupersededError                    another process has the place of this one
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
@@ -35,6 +37,7 @@ StratagemError
 ├── DeadlineExceededError (TimeoutError)
 ├── UnavailableError (ConnectionError)     the server cannot be reached now
 │   ├── NotPrimaryError                    a replica that serves no clients
+│   ├── StaleVersionError                  the version at hand is older than it may be
 │   ├── PSUnavailableError                 a parameter server that a worker needs
 │   └── WorkerLostError                    a worker is gone, with what it was running
 ├── DataLossError (RuntimeError)
@@ -144,6 +147,14 @@ class SupersededError(FailedPreconditionError):
     """Another process has the place of this one, as a coordinator or as the same task."""
 
 
+class DifferentTrainingError(FailedPreconditionError):
+    """A source has versions of another training or another model than the reader has followed."""
+
+
+class VersionExpiredError(FailedPreconditionError):
+    """A version was read for longer than the lease of its pin."""
+
+
 class ProtocolVersionError(FailedPreconditionError):
     """Client and server speak incompatible versions of the contract."""
 
@@ -237,6 +248,10 @@ class NotPrimaryError(UnavailableError):
 
     primary = ""
     epoch = 0
+
+
+class StaleVersionError(UnavailableError):
+    """A reader has no version that is as fresh as it has to be."""
 
 
 class PSUnavailableError(UnavailableError):

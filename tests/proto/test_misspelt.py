@@ -53,7 +53,7 @@ def test_variables_of_other_commands_and_of_kubernetes_are_not_meant(
 
 
 def test_every_variable_that_the_sources_read_is_known() -> None:
-    packages = ("proto", "rpc", "storage", "psserver", "client", "worker", "deploy")
+    packages = ("proto", "rpc", "storage", "psserver", "reader", "client", "worker", "deploy")
     sources = [path for each in packages for path in (ROOT / each).rglob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     read = {*re.findall(r'"(STRATAGEM_[A-Z_]+[A-Z])"', text)}

@@ -18,6 +18,7 @@ PACKAGES = (
     "rpc/stratagem_rpc",
     "storage/stratagem_storage",
     "psserver/stratagem_psserver",
+    "reader/stratagem_reader",
     "client/stratagem",
     "worker/stratagem_worker",
     "deploy/stratagem_deploy",

@@ -39,6 +39,7 @@ from stratagem_rpc.serving.access import (
 from tests.roles import services
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("proto", "rpc", "storage", "psserver", "reader", "client", "worker", "deploy")
 METHODS = [method for service in services() for method in service.methods]
 ACCESS = {method.name: Access(method) for method in METHODS}
 WRITES = {
@@ -123,7 +124,7 @@ def test_an_rpc_that_does_not_say_what_policies_decide_is_not_served() -> None:
 def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:
     sources = [
         path
-        for folder in ("proto", "rpc", "storage", "psserver", "client", "worker", "deploy")
+        for folder in PACKAGES
         for path in (ROOT / folder).rglob("*.py")
         if not path.name.endswith("_pb2_grpc.py")
     ]

@@ -323,10 +323,17 @@ class NamedBuffers:
         living = {id(module): module for module in found if module is not None}
         return [*living.values()]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield name and tensor of each buffer that has contents."""
+    def owners(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, module and key of each buffer that has contents."""
         for (_, key), (owner, name) in list(self._found.items()):
             module = owner()
             buffer = None if module is None else module._buffers.get(key)
-            if buffer is not None and not is_lazy(buffer):
-                yield name, buffer
+            if module is not None and buffer is not None and not is_lazy(buffer):
+                yield name, module, key
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor of each buffer that has contents."""
+        for name, module, key in self.owners():
+            buffer = module._buffers[key]
+            assert buffer is not None
+            yield name, buffer

@@ -14,6 +14,7 @@ import torch
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.key_index import page_of
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
@@ -40,7 +41,6 @@ from stratagem_psserver.exactly_once.receiving import Chunks, Manifest, StagedTe
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.rpcs.steps import begun_now, report_inputs
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.assignments import PreparedWrite, prepare, run
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.variables.locks import Holding, LockUse

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from stratagem_proto.key_index import MAX_POSITIONS, KeyIndex
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory, TableMoment
 from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST, TableSpec
-from stratagem_psserver.tables.key_index import MAX_POSITIONS, KeyIndex
 
 # Bytes of a row's key and of the time of its last write, and of how often it was written.
 ROW_OVERHEAD = 16

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.key_index import KeyIndex, PositionArray
 from stratagem_proto.programs.random_rows import nearest
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit, allocating
 from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
-from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 from stratagem_psserver.tables.retention import (
     ROW_OVERHEAD,
     Admission,

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from stratagem_proto.errors import FailedPreconditionError, VariableNotFoundError
+from stratagem_proto.key_index import KeyIndex
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
-from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import Admission
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable, VariableStore

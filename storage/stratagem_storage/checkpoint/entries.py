@@ -167,6 +167,26 @@ class CheckedFile:
                 low, high = max(begin, position), min(end, position + len(block))
                 target[low - begin : high - begin] = block[low - position : high - position]
 
+    def read_all(self, extents: Sequence[tuple[int, memoryview]]) -> None:
+        """Read several ranges, each block of the file once; it raises like `read`.
+
+        Args:
+            extents: Positions, ascending, and what is to be filled with the bytes from there on.
+        """
+        with self._opened() as file:
+            # The last block that was read: the next range may begin in it.
+            position, block = 0, memoryview(b"")
+            for begin, target in extents:
+                end, done = begin + len(target), begin
+                if position <= begin < position + len(block):
+                    taken = block[begin - position : end - position]
+                    target[: len(taken)] = taken
+                    done += len(taken)
+                if done < end:
+                    for position, block in self._intact(file, done, end):
+                        low, high = max(begin, position), min(end, position + len(block))
+                        target[low - begin : high - begin] = block[low - position : high - position]
+
     def _intact(self, file: OpenedFile, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
         """Yield the blocks that have the bytes of a range, and their positions."""
         position = begin - begin % BLOCK_BYTES

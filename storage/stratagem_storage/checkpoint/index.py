@@ -289,6 +289,21 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Published:
+    """Which version a checkpoint is, for those who follow its folder.
+
+    Attributes:
+        version: Its number, which grows from one to the next in a folder.
+        cut: The moment of the cluster, 16 random bytes.
+        milliseconds: When it was taken, since 1970 by the clock of who saved it.
+    """
+
+    version: int
+    cut: bytes
+    milliseconds: int
+
+
+@dataclass(frozen=True)
 class Index:
     """The table of contents of a checkpoint.
 
@@ -301,6 +316,7 @@ class Index:
         workers: The "count" of workers, and their "states" by task and by the name that the program
             has given each state.
         base: The checkpoint that has the rows which this one lacks, if it lacks any.
+        published: Which version it is; None if an earlier release has written it.
     """
 
     files: Mapping[str, FileEntry]
@@ -310,6 +326,7 @@ class Index:
     identity: str = ""
     workers: Mapping[str, Any] = field(default_factory=dict)
     base: Base | None = None
+    published: Published | None = None
 
     @property
     def bases(self) -> tuple[str, ...]:
@@ -366,6 +383,7 @@ class Index:
             "extra": dict(self.extra),
             "workers": dict(self.workers),
             **_base_to_json(self.base),
+            **_published_to_json(self.published),
         }
         text = _canonical(content)
         document = {"content": content, "crc32": zlib.crc32(text)}
@@ -422,6 +440,7 @@ class Index:
                 str(content["identity"]),
                 dict(content.get("workers", {})),
                 base,
+                _published_from_json(content.get("published")),
             )
 
 
@@ -546,6 +565,22 @@ def _base_from_json(item: Mapping[str, Any] | None) -> Base | None:
     if item is None:
         return None
     return Base(str(item["identity"]), tuple(map(str, item["names"])))
+
+
+def _published_to_json(one: Published | None) -> dict[str, Any]:
+    if one is None:
+        return {}
+    facts = {"version": one.version, "cut": one.cut.hex(), "milliseconds": one.milliseconds}
+    return {"published": facts}
+
+
+def _published_from_json(item: Mapping[str, Any] | None) -> Published | None:
+    if item is None:
+        return None
+    numbers = item["version"], item["milliseconds"]
+    if not all(map(is_count, numbers)) or not numbers[0]:
+        raise ValueError(f"{item!r} is no version")
+    return Published(numbers[0], bytes.fromhex(item["cut"]), numbers[1])
 
 
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:

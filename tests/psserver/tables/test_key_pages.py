@@ -14,9 +14,9 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     VariableNotFoundError,
 )
+from stratagem_proto.key_index import MOST_KEYS, page_of
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.wire.tensors import int64_vector
-from stratagem_psserver.tables.key_index import MOST_KEYS, page_of
 from tests.psserver.tables.specs import table_spec
 from tests.psserver.wire import RawClient
 

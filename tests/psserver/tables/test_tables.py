@@ -12,6 +12,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
+from stratagem_proto.key_index import KeyIndex, PositionArray
 from stratagem_proto.programs.random_rows import InitialValues
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
@@ -21,7 +22,6 @@ from stratagem_proto.v1.variable_pb2 import (
 )
 from stratagem_proto.wire.tensors import DTYPES
 from stratagem_psserver.limits import VariableMemoryLimit
-from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
 from tests.full import examples

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,7 @@ from stratagem_storage.checkpoint.folder import (
     NewCheckpoint,
     open_checkpoint,
 )
-from stratagem_storage.checkpoint.index import Base, Index
+from stratagem_storage.checkpoint.index import Base, Index, Published
 from stratagem_storage.checkpoint.parts import Content, write_part
 from stratagem_storage.checkpoint.policy import CheckpointPolicy
 from stratagem_storage.stores.places import AnyPlace, Place, absolute_place, shared_place
@@ -337,7 +337,9 @@ class ClusterSaver:
             raise
         written: Future[None] = Future()
         named = base.as_base if base else None
-        work = _Work(self._servers, new, cut, contents, series.keep, key, named)
+        now = time.time_ns() // 1_000_000
+        published = Published(now, cut.name, now)
+        work = _Work(self._servers, new, cut, contents, series.keep, key, named, published)
         earlier = self._under_way[-1] if self._under_way else None
         thread = threading.Thread(target=work.run, args=(earlier, written))
         start_last_thread(thread)
@@ -361,6 +363,7 @@ class _Work:
     keep: int
     key: str
     base: Base | None
+    published: Published
 
     def run(self, earlier: threading.Thread | None, written: Future[None]) -> None:
         if earlier is not None:
@@ -386,7 +389,7 @@ class _Work:
             "states": _states_of(self.cut.reports, applied),
         }
         index = Index.of_parts(parts, states, self.contents.extra, workers, self.base)
-        self.new.commit(index, self.keep, self.key)
+        self.new.commit(replace(index, published=self.published), self.keep, self.key)
 
     def _write_local(self) -> Sequence[TensorFile]:
         values = self.contents.local

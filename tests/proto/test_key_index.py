@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_psserver.tables.key_index import KeyIndex, PositionArray
+from stratagem_proto.key_index import KeyIndex, PositionArray
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 

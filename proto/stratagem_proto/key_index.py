@@ -87,6 +87,26 @@ class KeyIndex:
         found[~is_key.any(1)] = -1
         return found
 
+    def move(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        """Give distinct keys other positions, and add those that the index does not have.
+
+        Args:
+            keys: An int64 vector of keys.
+            positions: An int64 vector of their positions.
+        """
+        is_known = self.find(keys) >= 0
+        self.reserve(int((~is_known).sum()))
+        mine, bucket = keys[is_known], torch.from_numpy(self._bucket(keys[is_known].numpy()))
+        left = torch.arange(len(mine))
+        while len(left):
+            # All keys are here, so that each is found sooner or later.
+            is_key = self._keys[bucket] == mine[left, None]
+            is_here = (is_key & (self._positions[bucket] >= 0)).any(1)
+            place = bucket[is_here] * _WIDTH + is_key[is_here].int().argmax(1)
+            self._positions.view(-1)[place] = positions[is_known][left[is_here]].int()
+            left, bucket = left[~is_here], (bucket[~is_here] + 1) % self._buckets
+        self.insert(keys[~is_known], positions[~is_known])
+
     def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
         """Add distinct keys that the index does not have.
 
@@ -195,6 +215,11 @@ class PositionArray:
         """Add distinct rows that have no position."""
         self._behind.index_copy_(0, keys, positions.add(1).int())
         self._count += len(keys)
+
+    def move(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        """Give distinct rows other positions, whether or not they have one."""
+        self._count += int((self.find(keys) < 0).sum())
+        self._behind.index_copy_(0, keys, positions.add(1).int())
 
     def reserve(self, more: int) -> None:
         """Do nothing: all memory was taken at first."""

@@ -1,0 +1,1 @@
+"""Following what is trained: replicas of published versions, and those who read them."""

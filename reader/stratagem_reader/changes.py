@@ -1,0 +1,133 @@
+"""What a part of a version changes in tensors: all of their rows, or some."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from stratagem_proto.errors import DataLossError
+from stratagem_proto.rows import put, set_rows
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.tensors import allocate, as_bytes
+from stratagem_reader.source import Chain, Extent, VersionPart, read_tensors
+from stratagem_storage.checkpoint.entries import TensorEntry, are_alike, row_count, some_rows
+
+
+@dataclass(frozen=True)
+class Change:
+    """The rows of a tensor that a version has, and the one before had not.
+
+    Attributes:
+        entry: The tensor as it is in the version.
+        values: The rows, of the tensor's shape if they are all.
+        numbers: Which rows they are, int64, ascending; None for all.
+    """
+
+    entry: TensorEntry
+    values: torch.Tensor
+    numbers: torch.Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """How many rows the tensor has then."""
+        return row_count(self.entry.tensor)
+
+    def require_fit(self, before: TensorSpec | None, where: str) -> None:
+        """Check that it makes a whole tensor of what there was before.
+
+        Raises:
+            DataLossError: It does not.
+        """
+        if self.numbers is None:
+            return
+        alike = before is not None and are_alike(before, self.entry.tensor)
+        known = row_count(before) if before is not None else 0
+        each, count = self.numbers, self.count
+        within = not len(each) or (int(each[0]) >= 0 and int(each[-1]) < count)
+        beyond = len(each) - int(torch.searchsorted(each, known))
+        if not (alike and within and (each.diff() > 0).all() and beyond == max(0, count - known)):
+            raise DataLossError(
+                f"{where!r} does not have the rows of {self.entry.name!r} that are not in the "
+                "version before",
+                variable=self.entry.name,
+            )
+
+    def then(self, later: Change) -> Change:
+        """Return the change that both make, one after the other."""
+        if later.numbers is None:
+            return later
+        if self.numbers is None:
+            shape = tuple(later.entry.tensor.shape)
+            values = self.values
+            if shape and shape[0] != len(values):
+                values = torch.empty(shape, dtype=self.values.dtype)
+                kept = min(shape[0], len(self.values))
+                values[:kept] = self.values[:kept]
+            write_rows(values, later.numbers, later.values)
+            return replace(later, values=values, numbers=None)
+        numbers, order = torch.cat([self.numbers, later.numbers]).sort(stable=True)
+        # Of a row that both have, the later one's stands behind; rows may have gone since.
+        is_last = torch.ones(len(numbers), dtype=torch.bool)
+        is_last[:-1] = numbers[1:] != numbers[:-1]
+        is_last &= numbers < later.count
+        values = torch.cat([self.values, later.values])[order[is_last]]
+        return replace(later, values=values, numbers=numbers[is_last])
+
+
+def write_rows(into: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+    """Write rows of a tensor; one without dimensions is one row."""
+    if not into.dim():
+        if len(numbers):
+            into.copy_(values.reshape(()))
+    elif into.is_contiguous():
+        put(into, numbers, values)
+    else:
+        set_rows(into, numbers, values)
+
+
+def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Change]:
+    """Read what leads to a version, and return what they change together, by tensor.
+
+    All tensors that the part has in the last version are there, unchanged ones without rows.
+
+    Args:
+        chain: What leads to the version.
+        before: The tensors that there are, by name.
+
+    Raises:
+        DataLossError: Something is damaged, or does not continue what there is before it.
+    """
+    made: dict[str, Change] = {}
+    present = {name: entry.tensor for name, entry in before.items()}
+    for part in chain:
+        read = dict(_read(part))
+        for name, change in read.items():
+            change.require_fit(present.get(name), part.name)
+            if name in made:
+                read[name] = made[name].then(change)
+        made = read
+        present |= {name: change.entry.tensor for name, change in made.items()}
+    return made
+
+
+def _read(part: VersionPart) -> Iterator[tuple[str, Change]]:
+    """Yield the names and changes of a part, all of whose bytes were checked."""
+    found: list[Change] = []
+    extents: dict[str, list[Extent]] = defaultdict(list)
+    for entry in read_tensors(part).values():
+        numbers, tensor = None, entry.tensor
+        if entry.changed is not None:
+            numbers = torch.empty(entry.changed.count, dtype=torch.int64)
+            tensor = some_rows(tensor, entry.changed.count)
+            extents[entry.file].append((entry.changed.begin, as_bytes(numbers)))
+        values = allocate(tensor)
+        extents[entry.file].append((entry.begin, as_bytes(values)))
+        found.append(Change(entry, values, numbers))
+    for some in extents.values():
+        some[:] = sorted((one for one in some if len(one[1])), key=lambda one: one[0])
+    part.read(extents)
+    for change in found:
+        yield change.entry.name, change

@@ -1,0 +1,363 @@
+"""Following a source, and reading one version of it at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from typing_extensions import Self
+
+from stratagem_proto.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+    RowIndexError,
+    StaleVersionError,
+    StoreError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_reader.pins import Pin, Pins
+from stratagem_reader.replica import Replica
+from stratagem_reader.source import Source
+
+_LOG = logging.getLogger("stratagem")
+
+# How long the source is asked to wait for a version at a time.
+_WAIT_SECONDS = 5.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_CLOSING_SECONDS = 10.0
+
+DEFAULT_LEASE = 10.0
+
+
+class Follower:
+    """The versions of a source, one after the other, in the memory of this process.
+
+    A thread takes each version over once all of it has come and was checked, and nobody reads the
+    one before. If the source is lost, what is here goes on being read; `age` and `source_error` say
+    so.
+
+    Args:
+        source: What to follow; it is closed with this.
+        timeout: How many seconds to wait for the first version; 0 to wait for none.
+        lease: How many seconds a pin holds by default.
+        max_age: How many seconds old a version may be that is read; None for any age.
+
+    Attributes:
+        replica: The values.
+        pins: Who reads them.
+
+    Raises:
+        DeadlineExceededError: There was no version in time.
+        StratagemError: The source refuses to be followed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        timeout: float = 60.0,
+        lease: float = DEFAULT_LEASE,
+        max_age: float | None = None,
+    ) -> None:
+        if lease <= 0 or (max_age is not None and max_age <= 0):
+            raise InvalidArgumentError(
+                f"lease is {lease} and max_age is {max_age}; both have to be above 0"
+            )
+        self.source, self.replica, self.pins = source, Replica(), Pins()
+        self._lease, self._max_age = lease, max_age
+        self._changed = threading.Condition()
+        self._error: StratagemError | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="stratagem-reader", daemon=True)
+        self._thread.start()
+        if timeout > 0:
+            try:
+                self._await_first(timeout)
+            except BaseException:
+                self.close()
+                raise
+
+    # What is there.
+
+    @property
+    def version(self) -> int:
+        """The number of the version that is read: within a pin its own; 0 before the first."""
+        pin = self.pins.current()
+        return self.replica.number if pin is None else pin.version
+
+    @property
+    def age(self) -> float:
+        """How many seconds ago the present version was published; infinite before the first."""
+        version = self.replica.version
+        return float("inf") if version is None else max(0.0, time.time() - version.published)
+
+    @property
+    def source_error(self) -> StratagemError | None:
+        """Why the source cannot be followed at present; None if it can."""
+        return self._error
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all variables, as in the program that trains."""
+        return self.replica.names()
+
+    def wait_for(self, version: int, timeout: float = 60.0) -> int:
+        """Wait until a version is here, or a later one.
+
+        Args:
+            version: The number of the version, as `strategy.publish()` returns it.
+            timeout: How many seconds to wait.
+
+        Returns:
+            The number of the version that is here.
+
+        Raises:
+            DeadlineExceededError: It did not come in time.
+            FailedPreconditionError: Called within a pin, which keeps later versions away.
+        """
+        pin = self.pins.current()
+        if pin is not None and pin.version < version:
+            raise FailedPreconditionError(
+                f"version {pin.version} is pinned here, which keeps version {version} away; wait "
+                "outside of the pin"
+            )
+        with self._changed:
+            if self._changed.wait_for(lambda: self.replica.number >= version, timeout):
+                return self.replica.number
+        raise self._too_late(f"version {version}", timeout)
+
+    def _await_first(self, timeout: float) -> None:
+        with self._changed:
+            give_up_at = time.monotonic() + timeout
+            while not self.replica.number:
+                error = self._error
+                if error is not None and not _may_pass(error):
+                    raise error
+                left = give_up_at - time.monotonic()
+                if left <= 0:
+                    if error is not None:
+                        raise error
+                    raise self._too_late("any version", timeout)
+                self._changed.wait(left)
+
+    def _too_late(self, what: str, timeout: float) -> DeadlineExceededError:
+        why = f": {self._error}" if self._error else ""
+        return DeadlineExceededError(
+            f"{what} of {self.source.name!r} did not come in {timeout:g} s; the latest here is "
+            f"{self.replica.number or 'none'}{why}"
+        )
+
+    # Reading.
+
+    @contextmanager
+    def pin(self, lease: float | None = None) -> Iterator[int]:
+        """Read one version in a block: later ones wait for its end, for as long as a lease allows.
+
+        Reads in the block are of the version even if they are many. It holds for this thread, or
+        this task of asyncio. A pin within another one is the same pin.
+
+        Args:
+            lease: How many seconds the version is held; None for the reader's lease.
+
+        Yields:
+            The number of the version.
+
+        Raises:
+            VersionExpiredError: Reading, or leaving the block, after the lease has run out.
+            FailedPreconditionError: There is no version yet.
+            StaleVersionError: The version is older than `max_age` allows.
+        """
+        pin = self._enter(lease)
+        try:
+            yield pin.version
+        except BaseException:
+            self.pins.leave()
+            raise
+        self.pins.leave().require_valid()
+
+    def _enter(self, lease: float | None = None) -> Pin:
+        """Begin what `pin` does; end it by `pins.leave()`."""
+        if lease is not None and lease <= 0:
+            raise InvalidArgumentError(f"lease is {lease}; it has to be above 0")
+        pin = self.pins.enter(lambda: self.replica.number, lease or self._lease)
+        try:
+            self._require_readable()
+            pin.require_valid()
+        except BaseException:
+            self.pins.leave()
+            raise
+        return pin
+
+    def _require_readable(self) -> None:
+        why = f" ({self._error})" if self._error else ""
+        if not self.replica.number or not self.replica.is_intact:
+            raise FailedPreconditionError(
+                f"there is no version of {self.source.name!r} here{why}; call wait_for(1), or make "
+                "the reader with a timeout"
+            )
+        if self._max_age is not None and self.age > self._max_age:
+            raise StaleVersionError(
+                f"version {self.replica.number} of {self.source.name!r} was published "
+                f"{self.age:.1f} s ago, and max_age is {self._max_age:g} s{why}; see that it is "
+                "published and can be reached, or allow more"
+            )
+
+    def lookup(
+        self,
+        table: str,
+        keys: torch.Tensor,
+        default: torch.Tensor | float | None = None,
+    ) -> torch.Tensor:
+        """Return rows of a variable.
+
+        Args:
+            table: The name of a table, or of another variable with rows.
+            keys: Keys, or numbers of rows: integers of any shape.
+            default: What keys without a stored row get: a number, or a row. None for what
+                training would begin with.
+
+        Returns:
+            A new tensor of the shape of `keys` and of a row, on the device of `keys`.
+
+        Raises:
+            VariableNotFoundError: The version has no such variable.
+            RowIndexError: There is no such row.
+            VersionExpiredError: The pin that the caller is in has expired.
+            StaleVersionError: The version is older than `max_age` allows.
+        """
+        if not isinstance(keys, torch.Tensor) or keys.is_floating_point() or keys.is_complex():
+            raise InvalidTypeError(f"keys are {keys!r:.80}; pass a tensor of integers")
+        each = keys.detach().reshape(-1).to("cpu", torch.int64)
+        pin = self._enter()
+        try:
+            dense = self.replica.dense.get(table)
+            if dense is None or not dense.value.dim():
+                rows = self.replica.table(table).look_up(each, default)
+            else:
+                rows = _dense_rows(table, dense.value, each)
+        except (IndexError, RuntimeError, ValueError):
+            # Of a version that was replaced meanwhile, nothing can be trusted.
+            pin.require_valid()
+            raise
+        finally:
+            self.pins.leave()
+        pin.require_valid()
+        return rows.view(*keys.shape, *rows.shape[1:]).to(keys.device)
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return a copy of a variable that is no table.
+
+        Raises:
+            VariableNotFoundError: The version has no such variable.
+            InvalidArgumentError: It is a table.
+            VersionExpiredError: The pin that the caller is in has expired.
+            StaleVersionError: The version is older than `max_age` allows.
+        """
+        pin = self._enter()
+        try:
+            value = self.replica.value(name).clone()
+        finally:
+            self.pins.leave()
+        pin.require_valid()
+        return value
+
+    def keys(self, table: str) -> torch.Tensor:
+        """Return the keys, or the numbers, of the rows of a table that are stored.
+
+        Others have what training begins with. It raises like `value`.
+
+        Returns:
+            An int64 vector, in no particular order.
+        """
+        pin = self._enter()
+        try:
+            keys = self.replica.table(table).keys()
+        finally:
+            self.pins.leave()
+        pin.require_valid()
+        return keys
+
+    # Following.
+
+    def _follow(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            try:
+                self._take_next()
+            except StratagemError as error:
+                self._note(error)
+                self._closing.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            except Exception as error:
+                self._note(UnavailableError(f"{self.source.name!r} cannot be read: {error!r}"))
+                _LOG.exception("a reader of %r failed, and tries again", self.source.name)
+                self._closing.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                pause = _FIRST_PAUSE_SECONDS
+                self._note(None)
+
+    def _take_next(self) -> None:
+        present = self.replica.version if self.replica.is_intact else None
+        version = self.source.latest(present, _WAIT_SECONDS)
+        if version is None or self._closing.is_set():
+            return
+        try:
+            prepared = self.replica.prepare(
+                version, self.source.chains(version, present), not present
+            )
+        except (NotFoundError, DataLossError) as error:
+            if present is None:
+                raise
+            _LOG.warning(
+                "version %d of %r is read whole, since what differs from version %d cannot be: %s",
+                version.number,
+                self.source.name,
+                present.number,
+                error,
+            )
+            chains = self.source.chains(version, None)
+            prepared = self.replica.prepare(version, chains, is_whole=True)
+        with self.pins.excluded():
+            self.replica.commit(prepared)
+
+    def _note(self, error: StratagemError | None) -> None:
+        with self._changed:
+            if error is not None and (self._error is None or str(self._error) != str(error)):
+                _LOG.warning("%r cannot be followed at present: %s", self.source.name, error)
+            self._error = error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Follow the source no more; what is here can be read on."""
+        self._closing.set()
+        self.source.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSING_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _may_pass(error: StratagemError) -> bool:
+    """Return whether what the source says may change while a reader waits."""
+    return isinstance(error, NotFoundError | UnavailableError | DataLossError | StoreError)
+
+
+def _dense_rows(name: str, value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(value)):
+        raise RowIndexError(f"{name!r} has rows 0 to {len(value) - 1}", variable=name)
+    return value.index_select(0, rows)

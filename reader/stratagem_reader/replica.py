@@ -1,0 +1,297 @@
+"""The values of one version here, and taking the next version over all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from stratagem_proto.errors import (
+    DataLossError,
+    DifferentTrainingError,
+    InvalidArgumentError,
+    VariableNotFoundError,
+)
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import allocate
+from stratagem_reader.changes import Change, changes_of, write_rows
+from stratagem_reader.source import Chain, Version
+from stratagem_reader.tables import Commit, ReplicaTable
+from stratagem_storage.checkpoint.entries import KEYS, TensorEntry
+from stratagem_storage.checkpoint.index import Index
+from stratagem_storage.checkpoint.wholes import Whole, WholeTable, wholes_of
+
+
+class DenseValue:
+    """A variable that is whole here, whatever parts servers have of it.
+
+    Args:
+        whole: Its description.
+
+    Attributes:
+        value: The value. It stays the same tensor, which each version writes.
+        pieces: The views of it that the servers' tensors are, by their names.
+    """
+
+    def __init__(self, whole: Whole) -> None:
+        self.value = allocate(whole.tensor)
+        self.rows = {piece.entry.name: piece.rows for piece in whole.pieces}
+        self.pieces = {
+            name: rows.select(self.value) if self.value.dim() else self.value
+            for name, rows in self.rows.items()
+        }
+
+    def takes(self, whole: Whole) -> bool:
+        """Return whether it is the same variable, divided in the same way."""
+        rows = {piece.entry.name: piece.rows for piece in whole.pieces}
+        is_alike = (tuple(self.value.shape), self.value.dtype) == (whole.shape, whole.dtype)
+        return is_alike and rows == self.rows
+
+
+@dataclass
+class Layout:
+    """What a version consists of.
+
+    Attributes:
+        entries: All tensors of the servers, by name.
+        dense: The variables that are whole here, by name.
+        tables: The tables, by name.
+    """
+
+    entries: dict[str, TensorEntry] = field(default_factory=dict)
+    dense: dict[str, DenseValue] = field(default_factory=dict)
+    tables: dict[str, ReplicaTable] = field(default_factory=dict)
+
+    def following(self, entries: dict[str, TensorEntry], is_fresh: bool) -> Layout:
+        """Return the layout of a later version; what stays what it is shares its memory.
+
+        Args:
+            entries: The tensors of that version.
+            is_fresh: Whether they come whole, so that tables get memory of their own.
+
+        Raises:
+            DifferentTrainingError: Variables are gone, or have another dtype or shape.
+            DataLossError: Parts of a variable are missing.
+        """
+        if not is_fresh and _forms(entries) == _forms(self.entries):
+            return Layout(entries, self.dense, self.tables)
+        found = Layout(entries)
+        wholes = wholes_of(Index({}, entries))
+        for name in [*self.dense, *self.tables]:
+            self._require_kept(name, wholes.get(name))
+        for name, whole in wholes.items():
+            if isinstance(whole, WholeTable):
+                table = self.tables.get(name)
+                keeps = table is not None and not is_fresh and table.takes(whole)
+                found.tables[name] = table if table and keeps else ReplicaTable(whole)
+            else:
+                dense = self.dense.get(name)
+                keeps = dense is not None and dense.takes(whole)
+                found.dense[name] = dense if dense and keeps else DenseValue(whole)
+        return found
+
+    def _require_kept(self, name: str, whole: Whole | None) -> None:
+        mine: object = None
+        if name in self.tables:
+            mine = True, self.tables[name].shape, self.tables[name].dtype
+        elif name in self.dense:
+            mine = False, tuple(self.dense[name].value.shape), self.dense[name].value.dtype
+        if whole is None or mine != (isinstance(whole, WholeTable), whole.shape, whole.dtype):
+            raise DifferentTrainingError(
+                f"the next version does not have {name!r} as this reader has followed it: it is of "
+                "another model, or the variable was deleted; make another stratagem.Reader to "
+                "follow it",
+                variable=name,
+            )
+
+
+def _forms(entries: Mapping[str, TensorEntry]) -> dict[str, object]:
+    return {
+        name: (entry.spec, entry.rows is None)
+        for name, entry in entries.items()
+        if not name.endswith(KEYS)
+    }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A version that was read and checked, and only has to be put in place.
+
+    Attributes:
+        version: The version.
+        layout: What it consists of.
+        commits: What there is to do.
+    """
+
+    version: Version
+    layout: Layout
+    commits: Sequence[Commit]
+
+
+class Replica:
+    """The values of the present version.
+
+    One thread calls `prepare` and then `commit`; others read in between, and nobody reads during
+    `commit`. Dense values are written in place, so that whoever refers to them sees each version.
+
+    Attributes:
+        version: The present version; None before the first.
+        is_intact: Whether all values are of it; False once `commit` has failed half-way.
+    """
+
+    def __init__(self) -> None:
+        self.version: Version | None = None
+        self.is_intact = True
+        self._layout = Layout()
+
+    @property
+    def number(self) -> int:
+        """The number of the present version; 0 before the first."""
+        return 0 if self.version is None else self.version.number
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]:
+        """The tensors of all servers' parts, by name."""
+        return self._layout.entries
+
+    @property
+    def dense(self) -> Mapping[str, DenseValue]:
+        """The variables that are whole here."""
+        return self._layout.dense
+
+    @property
+    def tables(self) -> Mapping[str, ReplicaTable]:
+        """The tables, of which the rows that were written are here."""
+        return self._layout.tables
+
+    def specs(self) -> list[VariableSpec]:
+        """Return what servers know of the variables, and of their shards."""
+        entries = self._layout.entries
+        return [entry.spec for name, entry in entries.items() if not name.endswith(KEYS)]
+
+    def names(self) -> list[str]:
+        """Return the names of all variables."""
+        return sorted([*self._layout.dense, *self._layout.tables])
+
+    def table(self, name: str) -> ReplicaTable:
+        """Return a table.
+
+        Raises:
+            VariableNotFoundError: There is no such variable.
+            InvalidArgumentError: It is no table.
+        """
+        found = self._layout.tables.get(name)
+        if found is not None:
+            return found
+        self._require_known(name)
+        raise InvalidArgumentError(f"{name!r} is no table; read it by value()", variable=name)
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return the value of a variable that is whole here; not a copy.
+
+        Raises:
+            VariableNotFoundError: There is no such variable.
+            InvalidArgumentError: It is a table.
+        """
+        found = self._layout.dense.get(name)
+        if found is not None:
+            return found.value
+        self._require_known(name)
+        raise InvalidArgumentError(
+            f"{name!r} is a table, whose rows are read by lookup()", variable=name
+        )
+
+    def _require_known(self, name: str) -> None:
+        names = self.names()
+        if name not in names:
+            shown = ", ".join(map(repr, names[:8])) + (" ..." if len(names) > 8 else "")
+            raise VariableNotFoundError(
+                f"version {self.number} has no variable {name!r}, but {shown or 'none'}; its name "
+                "is that in the program that trains it",
+                variable=name,
+            )
+
+    def prepare(self, version: Version, chains: Sequence[Chain], is_whole: bool) -> Prepared:
+        """Read and check what leads to a version; nothing that is read by others changes.
+
+        Args:
+            version: The version.
+            chains: The files of each part.
+            is_whole: Whether they begin with nothing, and not with the present version.
+
+        Raises:
+            DataLossError: Something is damaged, or does not fit what is here.
+            DifferentTrainingError: It is of another training, or of another model, as far as can be
+                told.
+        """
+        self._require_same_training(version)
+        before = {} if is_whole else self._layout.entries
+        changes: dict[str, Change] = {}
+        files: dict[str, str] = {}
+        for chain in chains:
+            for name, change in changes_of(chain, before).items():
+                if name in changes:
+                    raise DataLossError(
+                        f"two parts of version {version.number} have {name!r}", variable=name
+                    )
+                changes[name], files[name] = change, chain[-1].name
+        entries = {name: replace(one.entry, changed=None) for name, one in changes.items()}
+        layout = self._layout.following(entries, is_whole)
+        return Prepared(version, layout, [*self._commits(layout, changes, files)])
+
+    def _commits(
+        self, layout: Layout, changes: Mapping[str, Change], files: Mapping[str, str]
+    ) -> list[Commit]:
+        commits: list[Commit] = []
+        for name, dense in layout.dense.items():
+            is_new = self._layout.dense.get(name) is not dense
+            for piece, view in dense.pieces.items():
+                change = changes[piece]
+                self._require_whole(change, is_new, files[piece])
+                if change.numbers is None or len(change.numbers):
+                    commits.append(_writing(view, change))
+        for name, table in layout.tables.items():
+            is_new = self._layout.tables.get(name) is not table
+            for part in table.parts:
+                rows, keys = changes[part.name], changes[part.name + KEYS]
+                self._require_whole(rows, is_new, files[part.name])
+                self._require_whole(keys, is_new, files[part.name])
+                if not part.is_unchanged(keys, rows):
+                    commits.append(part.prepared(keys, rows, files[part.name]))
+        return commits
+
+    def _require_whole(self, change: Change, is_new: bool, where: str) -> None:
+        if is_new and change.numbers is not None:
+            raise DataLossError(
+                f"{where!r} has some rows of {change.entry.name!r}, which is divided otherwise in "
+                "the version before",
+                variable=change.entry.name,
+            )
+
+    def _require_same_training(self, version: Version) -> None:
+        mine = self.version
+        if mine and mine.training and version.training and mine.training != version.training:
+            raise DifferentTrainingError(
+                f"version {version.number} is of training {version.training.hex()[:8]}, and this "
+                f"reader has followed {mine.training.hex()[:8]}; make another stratagem.Reader to "
+                "follow the new one"
+            )
+
+    def commit(self, prepared: Prepared) -> None:
+        """Put a version in place that was prepared last."""
+        self.is_intact = False
+        for commit in prepared.commits:
+            commit()
+        self._layout, self.version, self.is_intact = prepared.layout, prepared.version, True
+
+
+def _writing(view: torch.Tensor, change: Change) -> Commit:
+    if change.numbers is None:
+        return lambda: _copy(view, change.values)
+    numbers = change.numbers
+    return lambda: write_rows(view, numbers, change.values)
+
+
+def _copy(view: torch.Tensor, values: torch.Tensor) -> None:
+    view.copy_(values)
