@@ -1,4 +1,4 @@
 """Calls over sockets, in place of gRPC's: on one host, or between hosts.
 
-The modules here define the protocol; its two ends are in `client` and `server`.
+`frames` and `streams` define the protocol, `client` is one end of it, and `socket_server` the other.
 """
