@@ -52,4 +52,4 @@ def _planned_anew(
     selections: Sequence[pb.Selection],
     joint_rows: Sequence[pb.JointRows] = (),
 ) -> ReadPlan:
-    return ReadPlan.of(cache._store, selections).with_rows(cache._store, joint_rows)
+    return ReadPlan.for_selections(cache._store, selections).with_rows(cache._store, joint_rows)

@@ -53,7 +53,7 @@ class PartRows:
         return cls(number * least + min(number, more), count)
 
     @classmethod
-    def of(cls, spec: VariableSpec) -> PartRows:
+    def from_spec(cls, spec: VariableSpec) -> PartRows:
         """Return the rows of the part that a spec describes; all rows if it is the whole."""
         count = spec.tensor.shape[0] if spec.tensor.shape else 1
         partition = spec.partition

@@ -37,7 +37,7 @@ class KeyIndex:
         self._positions = torch.full_like(self._keys, -1, dtype=torch.int32)
 
     @classmethod
-    def of(cls, keys: torch.Tensor) -> KeyIndex:
+    def from_keys(cls, keys: torch.Tensor) -> KeyIndex:
         """Return the index of a vector of distinct keys, whose positions are those in it."""
         index = cls(len(keys))
         index.insert(keys, torch.arange(len(keys)))

@@ -116,7 +116,7 @@ class Budget:
         """Return how many bytes too few there are."""
         if not nbytes:
             return 0
-        own, share = self._shares.of(client), self._shares.share(client)
+        own, share = self._shares.used_by(client), self._shares.share(client)
         return max(nbytes - self.available, own + nbytes - share)
 
     def count(self, client: str, nbytes: int) -> None:
@@ -134,7 +134,7 @@ class Budget:
         is_temporary = nbytes <= (self.largest if client else self.limit)
         remedy = "repeat it in a moment" if is_temporary else "ask for less"
         share = (
-            f", {self._shares.of(client)} of them by {client}, whose share is "
+            f", {self._shares.used_by(client)} of them by {client}, whose share is "
             f"{self._shares.share(client)}: three quarters of what others leave"
         )
         error = ResourceExhaustedError(

@@ -84,7 +84,7 @@ def _slot_spec(spec: VariableSpec, whole: Whole, slot: Whole) -> VariableSpec:
 def _read_dense(
     checkpoint: Checkpoint, table: Table, arenas: list[Arena], sources: Sequence[Whole]
 ) -> None:
-    part = PartRows.of(table.value.initial.spec)
+    part = PartRows.from_spec(table.value.initial.spec)
     keys = torch.arange(part.count)
     table.adopt(arenas, [keys, torch.zeros_like(keys)], TableHistory())
     for arena, source in zip(table.arenas, sources, strict=True):
@@ -142,7 +142,7 @@ def _concerned(spec: VariableSpec, whole: WholeTable) -> list[TablePart]:
     if whole.is_dynamic:
         same = len(parts) == max(1, keys.parts)
         return [parts[keys.part]] if same else list(parts)
-    mine = PartRows.of(spec)
+    mine = PartRows.from_spec(spec)
     return [part for part in parts if part.rows.shared(mine)[0]] or list(parts[:1])
 
 
@@ -150,7 +150,7 @@ def _shares(
     checkpoint: Checkpoint, spec: VariableSpec, parts: Sequence[TablePart]
 ) -> Iterator[_Share]:
     latest = max(part.history.writes for part in parts)
-    mine = PartRows.of(spec)
+    mine = PartRows.from_spec(spec)
     for part in parts:
         keys = part.keys(checkpoint)
         positions = _is_mine(spec, keys).nonzero().squeeze(1)
@@ -163,7 +163,7 @@ def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
     if spec.table.HasField("dynamic"):
         dynamic = spec.table.dynamic
         return part_of_keys(keys, max(1, dynamic.parts)) == dynamic.part
-    return PartRows.of(spec).has(keys)
+    return PartRows.from_spec(spec).has(keys)
 
 
 def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
@@ -278,7 +278,7 @@ def _read(
 def _rows(checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, is_split: bool) -> torch.Tensor:
     if not is_split or not spec.HasField("partition"):
         return whole.read(checkpoint)
-    return whole.read_part(checkpoint, PartRows.of(spec))
+    return whole.read_part(checkpoint, PartRows.from_spec(spec))
 
 
 def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:

@@ -211,7 +211,7 @@ class ParameterServer(RpcServer):
         ]
         if self._replicated is not None:
             self._replicated.begin(_advertised(settings, self.address))
-            self._health.tell(FOLLOWING, False)
+            self._health.set_serving(FOLLOWING, False)
         if self._home is not None:
             self._recurring.append(asyncio.create_task(self._home.recover()))
 
@@ -232,7 +232,7 @@ class ParameterServer(RpcServer):
         if self._replicated is None or self._replicated.is_serving:
             self._evictions.tend(self._state)
         if self._replicated is not None:
-            self._health.tell(FOLLOWING, self._replicated.has_place)
+            self._health.set_serving(FOLLOWING, self._replicated.has_place)
 
     async def _refuse(self, seconds: float) -> None:
         await self._hand_on(seconds)

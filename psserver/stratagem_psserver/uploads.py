@@ -18,7 +18,7 @@ from stratagem_proto.wire.frames import (
     encode_header,
     take_header,
 )
-from stratagem_proto.wire.placed import SegmentLayout, found
+from stratagem_proto.wire.placed import SegmentLayout, tensors_in_segment
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate, as_bytes, total_nbytes
 from stratagem_psserver.limits import Reservation
@@ -61,7 +61,7 @@ class RequestStream(Generic[Header]):
             "message must have one"
         )
 
-    def found(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
+    def in_segment(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
         """Return all tensors if the first message says that they are in shared memory, else None.
 
         Args:
@@ -69,7 +69,7 @@ class RequestStream(Generic[Header]):
         """
         if self.segment is None or self._first is None:
             return None
-        tensors = found(layout, self._first, self.segment)
+        tensors = tensors_in_segment(layout, self._first, self.segment)
         if tensors is not None:
             self._first = None
         return tensors

@@ -109,10 +109,12 @@ class Answer(Future[Response]):
         except grpc.RpcError as error:
             self._fail(error)
         except grpc.FutureCancelledError:
-            self._fail(CallError.of(CancelledError("the call was given up")))
+            self._fail(CallError.from_error(CancelledError("the call was given up")))
         except Exception as error:
             # For instance because the channel is closed by now.
-            self._fail(CallError.of(UnavailableError(f"the server cannot be asked: {error}")))
+            self._fail(
+                CallError.from_error(UnavailableError(f"the server cannot be asked: {error}"))
+            )
 
     def _fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):
@@ -121,7 +123,7 @@ class Answer(Future[Response]):
     def cancel(self) -> bool:
         """Give it up; return whether it had not ended."""
         had_ended = self.done()
-        self._fail(CallError.of(CancelledError("the call was given up")))
+        self._fail(CallError.from_error(CancelledError("the call was given up")))
         self._call.cancel()
         return not had_ended
 

@@ -48,10 +48,10 @@ class Proving:
         try:
             challenge = ChallengeResponse.FromString(answer)
         except DecodeError as error:
-            raise CallError.of(_alien()) from error
+            raise CallError.from_error(_alien()) from error
         expected = proof_of_server(self._token, self._nonce, challenge)
         if not hmac.compare_digest(challenge.proof, expected):
-            raise CallError.of(_stranger(challenge))
+            raise CallError.from_error(_stranger(challenge))
         return challenge
 
     def prove(self, challenge: ChallengeResponse, asking: OpenSessionRequest) -> None:
@@ -96,15 +96,4 @@ async def prove(
         proving = Proving(token, method)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
         answer = await call(proving.request, timeout=seconds)
-        proving.prove(proving.challenged(answer), asking)
-
-
-def prove_now(
-    channel: grpc.Channel, token: str, method: str, asking: OpenSessionRequest, seconds: float
-) -> None:
-    """As `prove`, in a thread that waits."""
-    if token:
-        proving = Proving(token, method)
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
-        answer = call(proving.request, timeout=seconds)
         proving.prove(proving.challenged(answer), asking)

@@ -50,7 +50,7 @@ class Shares:
         self.limit, self.used = limit, 0
         self._by_client: dict[str, int] = {}
 
-    def of(self, client: str) -> int:
+    def used_by(self, client: str) -> int:
         """Return what a client uses."""
         return self._by_client.get(client, 0)
 
@@ -58,12 +58,12 @@ class Shares:
         """Return the most that a client may use now; the server may use all."""
         if not client:
             return self.limit
-        return share_of(self.limit, self.used - self.of(client) - self.of(""))
+        return share_of(self.limit, self.used - self.used_by(client) - self.used_by(""))
 
     def count(self, client: str, amount: int) -> None:
         """Note that a client uses more, or less if the amount is negative."""
         self.used += amount
-        now = self.of(client) + amount
+        now = self.used_by(client) + amount
         if now:
             self._by_client[client] = now
         else:

@@ -29,10 +29,9 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, OpenSessionRequest
 from stratagem_rpc.channel import open_channel
-from stratagem_rpc.proving import prove_now
 from tests.cluster.interventions import beside
 from tests.deploy.processes.process_tree import is_alive, tasks
-from tests.rpc_methods import parameter_server_method
+from tests.rpc_methods import parameter_server_method, prove
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -78,7 +77,7 @@ def opens_session(address: str, token: str | None) -> bool:
     )
     with open_channel(address) as channel:
         try:
-            prove_now(channel, token or "", "OpenSession", request, 30)
+            prove(channel, token or "", "OpenSession", request, 30)
             parameter_server_method(channel, "OpenSession")(request, timeout=30)
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED

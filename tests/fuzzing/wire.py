@@ -105,7 +105,7 @@ def _streamed() -> Iterator[bytes]:
 
 def _placed_layouts(data: bytes) -> None:
     layout = placed.layout_of(placed.kinds_of(_TENSORS))
-    found = placed.announced(layout, data)
+    found = placed.announced_places(layout, data)
     assert found is None or 0 <= found.start < found.stop <= len(_TENSORS)
 
 

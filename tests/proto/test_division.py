@@ -54,7 +54,7 @@ def test_a_part_is_described_and_found_again(rows: int, shards: int, is_interlea
             partition=part.partition((rows, 3)),
         )
         assert is_part(spec)
-        assert PartRows.of(spec) == part
+        assert PartRows.from_spec(spec) == part
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.programs.optimizers import OPTIMIZERS, TypedNumber, rule_named
-from stratagem_proto.programs.update_programs import decode_group, encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, TypedNumber, rule_named, values_of
+from stratagem_proto.programs.update_programs import decode_group, encode_values
 from stratagem_proto.v1.tensor_pb2 import (
     DATA_TYPE_COMPLEX64,
     DATA_TYPE_FLOAT32,
@@ -26,7 +26,7 @@ def test_all_that_torch_keeps_in_a_param_group_travels(name: str) -> None:
     rule = rule_named(name)
     optimizer: Any = rule.cls
     group = optimizer([torch.zeros(1)]).param_groups[0]
-    decoded = decode_group(rule, encode_group(rule, group))
+    decoded = decode_group(rule, encode_values(values_of(rule, group)))
     assert decoded == {key: group[key] for key in group if key != "params"}
 
 
@@ -34,7 +34,7 @@ def test_what_a_scheduler_adds_stays_behind() -> None:
     rule = rule_named("SGD")
     group = {"lr": torch.tensor(0.5), "initial_lr": 1.0}
     rate = TypedNumber(0.5, torch.float32, is_tensor=True)
-    assert decode_group(rule, encode_group(rule, group)) == {"lr": rate}
+    assert decode_group(rule, encode_values(values_of(rule, group))) == {"lr": rate}
 
 
 def test_an_optimizer_outside_the_list_is_refused_by_name() -> None:
@@ -51,12 +51,12 @@ def test_an_unknown_hyperparameter_is_refused() -> None:
 def test_a_flag_that_servers_cannot_honour_is_refused() -> None:
     rule = rule_named("Adam")
     with pytest.raises(InvalidArgumentError, match="leave capturable out"):
-        decode_group(rule, encode_group(rule, {"capturable": True}))
+        decode_group(rule, encode_values(values_of(rule, {"capturable": True})))
 
 
 def test_a_value_without_a_form_on_the_wire_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="'lr' is a str"):
-        encode_group(rule_named("SGD"), {"lr": "fast"})
+        encode_values(values_of(rule_named("SGD"), {"lr": "fast"}))
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from stratagem_proto.wire import segment, tensors
 from stratagem_proto.wire.frames import Frame, decode_frame, encode_frame, take_header
 from stratagem_proto.wire.placed import (
     SegmentLayout,
-    announced,
+    announced_places,
     encode_filled,
     encode_placed,
-    found,
     kinds_described,
     kinds_of,
     layout_of,
+    tensors_in_segment,
 )
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
@@ -52,7 +52,7 @@ def arrived(frame: Frame[pb.UpdateHeader], memory: segment.Segment) -> list[torc
     assert frame.header is not None
     layout = layout_of(kinds_described(frame.header.tensors))
     chunks = encode_frame(Frame(chunks=frame.chunks))
-    if chunks and announced(layout, chunks) != range(len(layout.places)):
+    if chunks and announced_places(layout, chunks) != range(len(layout.places)):
         return None
     return memory.tensors(layout.kinds)
 
@@ -159,7 +159,7 @@ def chunks_of(values: list[torch.Tensor], memory: segment.Segment) -> memoryview
 
 def test_a_server_steps_by_what_lies_in_the_memory_of_its_client() -> None:
     memory, values = shared(4096), [torch.ones(5), torch.empty(0), torch.arange(3)]
-    lying = found(described(values), chunks_of(values, memory), memory)
+    lying = tensors_in_segment(described(values), chunks_of(values, memory), memory)
     assert lying is not None
     gradient, _, rows = lying
     values[0] += 1
@@ -173,16 +173,16 @@ def test_a_server_steps_by_what_lies_in_the_memory_of_its_client() -> None:
 def test_what_lies_anywhere_else_is_not_found() -> None:
     memory, values = shared(4096), [torch.ones(5), torch.ones(3)]
     chunks = chunks_of(values, memory)
-    assert found(described(values[::-1]), chunks, memory) is None
-    assert found(described(values[:1]), chunks, memory) is None
-    assert found(described(values), chunks[:-1], memory) is None
+    assert tensors_in_segment(described(values[::-1]), chunks, memory) is None
+    assert tensors_in_segment(described(values[:1]), chunks, memory) is None
+    assert tensors_in_segment(described(values), chunks[:-1], memory) is None
 
 
 def test_tensors_that_do_not_fit_into_a_segment_are_refused() -> None:
     values = [torch.ones(2000)]
     chunks = chunks_of(values, shared(8192))
     with pytest.raises(MalformedStreamError, match="it has 4096"):
-        found(described(values), chunks, shared(4096))
+        tensors_in_segment(described(values), chunks, shared(4096))
 
 
 def test_what_is_made_in_a_segment_is_announced_like_what_is_copied_there() -> None:
@@ -233,8 +233,8 @@ def test_values_that_are_announced_by_runs_are_known_by_their_places() -> None:
             for number, offset, size, start in layout.places[run.start : run.stop]
         ]
         said = tensor_pb2.Frame(chunks=chunks)
-        assert announced(layout, said.SerializeToString()) == run
+        assert announced_places(layout, said.SerializeToString()) == run
         said.header = b"another"
-        assert announced(layout, said.SerializeToString()) is None
-    assert announced(layout, b"") is None
-    assert announced(layout, b"no frame") is None
+        assert announced_places(layout, said.SerializeToString()) is None
+    assert announced_places(layout, b"") is None
+    assert announced_places(layout, b"no frame") is None

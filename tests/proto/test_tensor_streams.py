@@ -191,7 +191,7 @@ def test_tensors_of_one_message_are_taken_out_of_it(dtype: torch.dtype, elements
     header = pb.UpdateHeader(tensors=map(tensors.spec_of, sent))
     (frame,) = frames.split(header, sent, 8 << 20)
     chunks = frames.decode_frame(frames.encode_frame(frame), pb.UpdateHeader).chunks
-    taken = frames.whole(list(header.tensors), chunks)
+    taken = frames.whole_tensors(list(header.tensors), chunks)
     assert taken is not None
     for one, other in zip(taken, sent, strict=True):
         assert one.dtype == other.dtype
@@ -201,7 +201,7 @@ def test_tensors_of_one_message_are_taken_out_of_it(dtype: torch.dtype, elements
 def test_a_large_tensor_stays_where_its_message_is() -> None:
     sent = torch.arange(300_000.0)
     message = memoryview(bytearray(b"?") + tensors.as_bytes(sent))[1:]
-    (taken,) = frames.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [sent]
+    (taken,) = frames.whole_tensors([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [sent]
     message[:4] = tensors.as_bytes(torch.tensor(7.0))
     assert taken[0] == 7
 
@@ -210,4 +210,4 @@ def test_a_tensor_that_has_not_come_in_one_chunk_is_not_whole() -> None:
     sent = torch.zeros(3)
     data = tensors.as_bytes(sent)
     for chunks in ([], [ChunkView(0, 0, data[:8])], [ChunkView(1, 0, data)]):
-        assert frames.whole([tensors.spec_of(sent)], chunks) is None
+        assert frames.whole_tensors([tensors.spec_of(sent)], chunks) is None

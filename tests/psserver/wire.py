@@ -11,8 +11,8 @@ import grpc
 import torch
 from google.protobuf.message import Message
 
-from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -44,7 +44,7 @@ from stratagem_proto.wire.tensors import spec_of
 from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
 from stratagem_rpc.asking import asking
 from stratagem_rpc.channel import open_channel
-from stratagem_rpc.proving import prove_now
+from tests.rpc_methods import prove
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0
@@ -104,7 +104,7 @@ class RawClient:
     def prove(self, method: str, asking: session_pb2.OpenSessionRequest) -> None:
         """Proves that the client knows the token, in what it asks with."""
         with translated("the server", method):
-            prove_now(self.channel, self._token, method, asking, SECONDS)
+            prove(self.channel, self._token, method, asking, SECONDS)
 
     def heartbeat(self) -> None:
         request = session_pb2.HeartbeatRequest(session_id=self.session_id)
@@ -254,7 +254,7 @@ def optimizer_program(optimizer: torch.optim.Optimizer, name: str = "") -> Optim
     return OptimizerProgram(
         name=name or class_name,
         class_name=class_name,
-        groups=[encode_group(rule, group) for group in optimizer.param_groups],
+        groups=[encode_values(values_of(rule, group)) for group in optimizer.param_groups],
     )
 
 

@@ -152,7 +152,7 @@ def fields_of(message: Descriptor, path: list[str]) -> Iterator[FieldDescriptor]
         yield from fields_of(field.message_type, rest)
 
 
-TOLD = [(method, path) for method in METHODS for path in Access(method).told]
+TOLD = [(method, path) for method in METHODS for path in Access(method).logged]
 
 
 @pytest.mark.parametrize(("method", "path"), TOLD, ids=lambda each: getattr(each, "name", each))

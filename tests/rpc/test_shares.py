@@ -16,9 +16,9 @@ def test_whatever_clients_take_something_is_left_for_the_next(
 ) -> None:
     shares = Shares(1_000)
     for client, amount in wanted:
-        if shares.of(client) + amount <= shares.share(client):
+        if shares.used_by(client) + amount <= shares.share(client):
             shares.count(client, amount)
-    assert shares.used == sum(map(shares.of, ("one", "other", "third"))) < 1_000
+    assert shares.used == sum(map(shares.used_by, ("one", "other", "third"))) < 1_000
     assert shares.share("next") == (1_000 - shares.used) * 3 // 4
 
 
@@ -32,7 +32,7 @@ def test_what_is_given_back_is_there_for_others() -> None:
     shares = Shares(100)
     shares.count("one", 75)
     shares.count("one", -75)
-    assert (shares.used, shares.of("one"), shares.share("other")) == (0, 0, 75)
+    assert (shares.used, shares.used_by("one"), shares.share("other")) == (0, 0, 75)
 
 
 def test_what_the_server_can_give_back_makes_no_share_smaller() -> None:

@@ -16,9 +16,9 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, Task
 from stratagem_rpc.channel import Deadlines, open_channel
-from stratagem_rpc.proving import prove_now
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
+from tests.rpc_methods import prove
 
 PATIENCE = 60.0
 
@@ -72,7 +72,7 @@ def opening(worker: WorkerServer) -> pb.WorkRequest:
     """The handshake of a session, with its proof."""
     session = handshake(Identity(ROLE_COORDINATOR, token=TOKEN), bytes(16))
     with open_channel(worker.address) as channel:
-        prove_now(channel, TOKEN, "Work", session, PATIENCE)
+        prove(channel, TOKEN, "Work", session, PATIENCE)
     return pb.WorkRequest(open=pb.OpenWorkerSession(session=session, runtime=this_runtime()))
 
 

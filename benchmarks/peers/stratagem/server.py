@@ -11,8 +11,8 @@ from benchmarks.peers.stratagem.clusters import cluster
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import variables
 from stratagem._ps_client.session import Identity
-from stratagem_proto.programs.optimizers import rule_named
-from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.programs.optimizers import rule_named, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
@@ -48,6 +48,6 @@ def program(optimizer: torch.optim.Optimizer) -> bytes:
     It is encoded once, as strategies do.
     """
     name = type(optimizer).__name__
-    group = encode_group(rule_named(name), optimizer.param_groups[0])
+    group = encode_values(values_of(rule_named(name), optimizer.param_groups[0]))
     optimizer_program = OptimizerProgram(name=name, class_name=name, groups=[group])
     return UpdateHeader(program=UpdateProgram(optimizer=optimizer_program)).SerializeToString()

@@ -234,5 +234,5 @@ def _traits(spec: VariableSpec) -> VariableTraits:
 def _owner(spec: VariableSpec) -> Owner:
     if not spec.HasField("partition"):
         return Owner(spec.module_path)
-    shard = Shard(PartRows.of(spec), tuple(spec.partition.full_shape))
+    shard = Shard(PartRows.from_spec(spec), tuple(spec.partition.full_shape))
     return Owner(spec.module_path, shard)

@@ -12,7 +12,7 @@ from typing import cast
 from stratagem._core.waiting import awaited, uninterrupted
 from stratagem._ps_client.transport import Attempt, Call, Responses, Style, Transport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.wire.segment import Segment, grown
+from stratagem_proto.wire.segment import Segment, rounded_size
 from stratagem_rpc.sockets.client import Endpoint, SocketLink, broken, require_ok
 from stratagem_rpc.sockets.frames import FrameKind, SocketFrame, parts
 
@@ -131,7 +131,7 @@ class Links:
         if not 0 < room <= self._most_shared:
             return None
         large_enough = link.segment is not None and link.segment.nbytes >= room
-        if not large_enough and not link.share(grown(room)):
+        if not large_enough and not link.share(rounded_size(room)):
             self._most_shared = room - 1
             return None
         return link.segment

@@ -157,7 +157,7 @@ class Topology:
     num_cores: int
 
     @classmethod
-    def of(
+    def in_order(
         cls, job: str, tasks: Sequence[int], cores: Sequence[str], num_cores: int | None = None
     ) -> Topology:
         """Put hosts and cores in order; all cores are used if no number is given."""
@@ -167,7 +167,7 @@ class Topology:
     @classmethod
     def of_this_process(cls, num_cores: int | None) -> Topology:
         """Return this process as the only host."""
-        return cls.of(THIS_PROCESS, [0], cores_here(), num_cores)
+        return cls.in_order(THIS_PROCESS, [0], cores_here(), num_cores)
 
     def __post_init__(self) -> None:
         each, have = len(self.cores), len(self.cores) * len(self.tasks)

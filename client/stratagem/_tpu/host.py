@@ -64,7 +64,7 @@ class VariableForm:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, variable: Variable) -> VariableForm:
+    def from_variable(cls, variable: Variable) -> VariableForm:
         return cls(variable._traits, variable.dtype, tuple(variable.shape))
 
     def blank(self, device: str) -> torch.Tensor:
@@ -279,7 +279,7 @@ def loop(
 ) -> Parts:
     """Call a step once for each input, which this host reads; return `LoopOutputs`."""
     context = run_steps(strategy, step, StaticShapes(inputs), iterations, None)
-    return LoopOutputs.of(strategy, context).encode()
+    return LoopOutputs.collect(strategy, context).encode()
 
 
 def run(

@@ -106,7 +106,7 @@ class CopiedVariableKind(ObjectKind):
         return f"variable {subject.name!r}"
 
     def essence(self, subject: Variable, strategy: Strategy) -> Any:
-        return strategy, VariableForm.of(subject)
+        return strategy, VariableForm.from_variable(subject)
 
     def make(self, essence: Any, task: WorkerTask) -> Variable:
         strategy, form = essence
@@ -119,7 +119,7 @@ class HostParameterKind(HostedKind):
     name = "parameter of hosts"
 
     def essence(self, subject: HostedParameter, strategy: Strategy) -> Any:
-        return strategy, VariableForm.of(subject.variable)
+        return strategy, VariableForm.from_variable(subject.variable)
 
     def make(self, essence: Any, task: WorkerTask) -> Parameter:
         strategy, form = essence
@@ -203,7 +203,7 @@ class HostsSession:
         self._group = HostGroup(self._workers, outcomes)
         try:
             cores = self._same_cores()
-            self.topology = Topology.of(job, tasks, cores, num_cores)
+            self.topology = Topology.in_order(job, tasks, cores, num_cores)
             meeting_point = self._meeting_point(addresses)
         except BaseException:
             self.close()

@@ -233,7 +233,7 @@ class LoopOutputs:
     others_of_cores: Mapping[str, Sequence[Any]]
 
     @classmethod
-    def of(cls, strategy: Strategy, context: MultiStepContext) -> LoopOutputs:
+    def collect(cls, strategy: Strategy, context: MultiStepContext) -> LoopOutputs:
         last, others = context.last_step_outputs, context.non_tensor_outputs
         local = strategy.experimental_local_results
         return cls(

@@ -276,7 +276,7 @@ class GrpcWire:
         try:
             proving.prove(proving.challenged(call.result()), self._opening.session)
         except grpc.FutureCancelledError as error:
-            raise CallError.of(CancelledError("the call was given up")) from error
+            raise CallError.from_error(CancelledError("the call was given up")) from error
 
     def _wait_for(self, call: grpc.Future[bytes] | grpc.Call) -> None:
         self._call = call

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from typing_extensions import Self
 
-from stratagem_proto.configuration.tf_config import TFConfig, described, read_tf_config
+from stratagem_proto.configuration.tf_config import TFConfig, describe_problem, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
 
@@ -35,7 +35,7 @@ class Source(PydanticBaseSettingsSource):
     """A source that knows the path of each setting in it."""
 
     @abstractmethod
-    def found(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings of this source."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Source(PydanticBaseSettingsSource):
         """
         return {
             name: self._checked(name, value)
-            for name, value in self.found().items()
+            for name, value in self.settings().items()
             if name not in self.current_state
         }
 
@@ -64,7 +64,7 @@ class Source(PydanticBaseSettingsSource):
             return TypeAdapter(annotation).validate_python(value)
         except ValidationError as error:
             problem = error.errors()[0]
-            raise InvalidArgumentError(described(self.path(name), problem)) from error
+            raise InvalidArgumentError(describe_problem(self.path(name), problem)) from error
 
 
 class TFConfigSource(Source):
@@ -74,7 +74,7 @@ class TFConfigSource(Source):
     `TF_CONFIG` is ignored. Of a task with replicas, the setting `replica` says which one this is.
     """
 
-    def found(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the index and the address of the task."""
         fields = self.settings_cls.model_fields
         if "job" not in fields:
@@ -130,7 +130,7 @@ class FileSource(Source):
         super().__init__(settings_cls)
         self._kind: str = settings_cls.kind
 
-    def found(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the table for this kind of process."""
         if not self._file:
             return {}
@@ -289,7 +289,7 @@ class ProcessSettings(BaseSettings):
             return cls(**given)
         except ValidationError as error:
             problems = (
-                described(_path(given, str(problem["loc"][0])), problem)
+                describe_problem(_path(given, str(problem["loc"][0])), problem)
                 for problem in error.errors()
             )
             raise InvalidArgumentError("; ".join(problems)) from error

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 
 
-def described(path: str, problem: Any) -> str:
+def describe_problem(path: str, problem: Any) -> str:
     """Return a message that says what is wrong with a value.
 
     Args:
@@ -87,12 +87,12 @@ def parse_tf_config(
             entry by its path, as in `TF_CONFIG.task.index`.
     """
     try:
-        described = json.loads(text)
+        describe_problem = json.loads(text)
     # Numbers of thousands of digits and lists in a thousand lists are JSON, too.
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{name} is not JSON: {error}. It reads {text!r}") from error
     try:
-        return TFConfig.model_validate(described)
+        return TFConfig.model_validate(describe_problem)
     except ValidationError as error:
         problems = "; ".join(_problem(problem) for problem in error.errors())
         raise InvalidArgumentError(problems) from error
@@ -100,4 +100,4 @@ def parse_tf_config(
 
 def _problem(problem: Any) -> str:
     path = ".".join([TF_CONFIG_VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
-    return described(path, problem)
+    return describe_problem(path, problem)

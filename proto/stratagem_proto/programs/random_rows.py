@@ -240,7 +240,7 @@ class InitialValues:
 
     @cached_property
     def _part(self) -> PartRows:
-        return PartRows.of(self.spec)
+        return PartRows.from_spec(self.spec)
 
     def whole_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return which rows of the whole variable some rows of this part are."""

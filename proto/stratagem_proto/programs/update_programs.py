@@ -10,7 +10,6 @@ from stratagem_proto.programs.optimizers import (
     TypedNumber,
     Value,
     require_honoured,
-    values_of,
 )
 from stratagem_proto.v1.update_program_pb2 import (
     NONFINITE_ACTION_RAISE,
@@ -33,15 +32,6 @@ _ACTIONS: Mapping[str | None, NonfiniteAction] = {
     "raise": NONFINITE_ACTION_RAISE,
 }
 _WORDS = {action: word for word, action in _ACTIONS.items()}
-
-
-def encode_group(rule: OptimizerRule, group: Mapping[str, object]) -> HyperparameterGroup:
-    """Return the hyperparameters of a torch param group as a message.
-
-    Raises:
-        InvalidTypeError: A value has no form on the wire.
-    """
-    return encode_values(values_of(rule, group))
 
 
 def encode_values(values: Mapping[str, Value]) -> HyperparameterGroup:

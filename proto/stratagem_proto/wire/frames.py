@@ -294,7 +294,9 @@ class Assembler:
         return list(self._tensors)
 
 
-def whole(specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]) -> list[torch.Tensor] | None:
+def whole_tensors(
+    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
+) -> list[torch.Tensor] | None:
     """Return tensors if each of them has arrived in one chunk; otherwise None.
 
     This is faster than an `Assembler`. Large tensors share the memory of their chunks, which must

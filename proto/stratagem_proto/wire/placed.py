@@ -100,7 +100,7 @@ def encode_placed(
     return encode_header(header) + layout.announcement
 
 
-def announced(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None:
+def announced_places(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None:
     """Return which places of a layout the chunks of a frame name, as consecutive indices.
 
     Args:
@@ -113,10 +113,10 @@ def announced(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None
     if len(chunks) > len(layout.announcement):
         return None
     is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
-    return (_kept_announced if is_kept else _announced)(layout, bytes(chunks))
+    return (_kept_announced if is_kept else _announced_places)(layout, bytes(chunks))
 
 
-def _announced(layout: SegmentLayout, chunks: bytes) -> range | None:
+def _announced_places(layout: SegmentLayout, chunks: bytes) -> range | None:
     try:
         frame = tensor_pb2.Frame.FromString(chunks)
     except DecodeError:
@@ -130,7 +130,7 @@ def _announced(layout: SegmentLayout, chunks: bytes) -> range | None:
     return filled if places == layout.places[first : filled.stop] else None
 
 
-_kept_announced = lru_cache(maxsize=256)(_announced)
+_kept_announced = lru_cache(maxsize=256)(_announced_places)
 
 
 def place_by_runs(
@@ -178,7 +178,9 @@ def encode_filled(
     return encode_header(header.SerializeToString()) + layout.announcement
 
 
-def found(layout: SegmentLayout, chunks: memoryview, segment: Segment) -> list[torch.Tensor] | None:
+def tensors_in_segment(
+    layout: SegmentLayout, chunks: memoryview, segment: Segment
+) -> list[torch.Tensor] | None:
     """Return the tensors of a request that are in a segment; None if they are not.
 
     The client can still write to the segment. So integers are copied, because indices must not

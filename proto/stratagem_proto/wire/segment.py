@@ -130,7 +130,7 @@ def _padded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def grown(nbytes: int) -> int:
+def rounded_size(nbytes: int) -> int:
     """Return the size of a new segment for so many bytes, rounded up by at most an eighth."""
     least = max(nbytes, _LEAST_BYTES)
     step = 1 << (least.bit_length() - 4)

@@ -276,7 +276,7 @@ class CallError(grpc.RpcError):
         self._status = status
 
     @classmethod
-    def of(cls, error: StratagemError) -> CallError:
+    def from_error(cls, error: StratagemError) -> CallError:
         """Return a call that the caller itself ends by an error."""
         return cls(to_record(error))
 

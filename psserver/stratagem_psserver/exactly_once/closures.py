@@ -123,7 +123,7 @@ class Requester(NamedTuple):
     client: str = ""
 
     @classmethod
-    def of(cls, session: Session) -> Requester:
+    def from_session(cls, session: Session) -> Requester:
         """Return the user whose session this is."""
         return cls(session.program or session.id, session.label)
 

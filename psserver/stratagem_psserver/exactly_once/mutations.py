@@ -388,7 +388,7 @@ class Mutations:
         counted, apply = self._ledger.counted, mutation.apply
         if key.HasField("closure"):
             # The scheduled function may run again on another worker, in another session.
-            apply = partial(self._closures.once, request, mutation, Requester.of(session))
+            apply = partial(self._closures.once, request, mutation, Requester.from_session(session))
         elif key.counted.number or not counted.has_uncounted(session.label):
             # An earlier process of the task may have sent it before its end.
             apply = partial(counted.once, session, request, apply, mutation.response_type)

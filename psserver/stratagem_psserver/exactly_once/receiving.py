@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.v1.parameter_server_pb2 import TensorSplit
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.wire.frames import Assembler, whole
+from stratagem_proto.wire.frames import Assembler, whole_tensors
 from stratagem_proto.wire.placed import SegmentLayout, kinds_described, layout_of
 from stratagem_proto.wire.segment import Kind, Segment
 from stratagem_proto.wire.tensors import total_nbytes
@@ -213,11 +213,11 @@ async def _tensors(
     """
     if manifest.borrows and chunks.segment is not None:
         with _allocating():
-            tensors = chunks.found(manifest.layout)
+            tensors = chunks.in_segment(manifest.layout)
         if tensors is not None:
             return tensors, chunks.segment
     specs, first = manifest.specs, await anext(chunks)
-    if manifest.borrows and (tensors := whole(specs, first)) is not None:
+    if manifest.borrows and (tensors := whole_tensors(specs, first)) is not None:
         if not chunks.is_over:
             async for some in chunks:
                 if some:

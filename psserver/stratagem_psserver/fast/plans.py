@@ -250,11 +250,11 @@ class StepPlan:
         """Return the plan of the read that follows an update.
 
         Raises:
-            StratagemError: As for `ReadPlan.of`.
+            StratagemError: As for `ReadPlan.for_selections`.
         """
         holds, planned = self.holds(store), self._read
         if not holds or planned is None or not planned.is_still(selections):
-            planned = ReadPlan.of(store, selections)
+            planned = ReadPlan.for_selections(store, selections)
             if holds and planned.is_whole:
                 self._read = planned
         return planned.with_rows(store, joint_rows)
@@ -324,7 +324,7 @@ class StepPlans:
 
     def learn(self, plan: StepPlan, step: CheckedStep) -> None:
         """Keep a plan with a step that has run; the locks of the step are held."""
-        plan.renew(self._store, RepeatedStep.of(step, self._store))
+        plan.renew(self._store, RepeatedStep.from_checked(step, self._store))
         self.keep(plan)
 
     def keep(self, plan: StepPlan) -> None:
@@ -352,7 +352,7 @@ class ReadPlanCache:
     def plan(
         self, selections: Sequence[Selection], joint_rows: Sequence[JointRows] = ()
     ) -> ReadPlan:
-        """Return the plan of a read of the present variables; see `ReadPlan.of`."""
+        """Return the plan of a read of the present variables; see `ReadPlan.for_selections`."""
         names: tuple[str, ...] = ()
         if all([one.WhichOneof("part") is None for one in selections]) and not any(
             [one.HasField("narrowed_to") for one in selections]
@@ -360,7 +360,7 @@ class ReadPlanCache:
             names = tuple([one.variable for one in selections])
         kept = self._kept.get(names)
         if kept is None or not kept.is_still(selections):
-            kept = ReadPlan.of(self._store, selections)
+            kept = ReadPlan.for_selections(self._store, selections)
             if names and kept.is_whole:
                 self._kept.put(names, kept)
         return kept.with_rows(self._store, joint_rows)

@@ -86,7 +86,7 @@ class WholeParameter:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, binding: ParameterBinding, place: int) -> WholeParameter | None:
+    def from_binding(cls, binding: ParameterBinding, place: int) -> WholeParameter | None:
         """Return the variable if its gradient is dense and every state entry is a tensor."""
         if not isinstance(binding, WholeBinding) or len(binding.slots) < len(binding.layout):
             return None
@@ -190,7 +190,7 @@ class FlatParameters:
     numbers: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(
+    def from_bindings(
         cls,
         store: VariableStore,
         settings: GroupSettings,
@@ -356,7 +356,7 @@ class RepeatedStep:
         self._gradients = _NONE
 
     @classmethod
-    def of(cls, checked: CheckedStep, store: VariableStore) -> RepeatedStep | None:
+    def from_checked(cls, checked: CheckedStep, store: VariableStore) -> RepeatedStep | None:
         """Return a repeated step, or None if the step must be checked each time.
 
         Args:
@@ -456,7 +456,7 @@ class _Making:
     ) -> RepeatedGroup | None:
         places = self._places_of(bindings)
         flat = self._flat(settings, bindings, places)
-        parameters = _all_made(map(WholeParameter.of, bindings, places))
+        parameters = _all_made(map(WholeParameter.from_binding, bindings, places))
         if parameters is None:
             return None
         group = WholeGroup(number, settings, parameters)
@@ -466,7 +466,9 @@ class _Making:
         self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
         limit = repeat(self._store.memory_limit)
-        parameters = _all_made(map(RowParameter.of, bindings, self._places_of(bindings), limit))
+        parameters = _all_made(
+            map(RowParameter.from_binding, bindings, self._places_of(bindings), limit)
+        )
         group = RowGroup(number, settings, parameters or ())
         return group if parameters and group.has_rules else None
 
@@ -481,7 +483,7 @@ class _Making:
         if not is_run or self._has_rows:
             return None
         begin = self._begins[first]
-        return FlatParameters.of(self._store, settings, bindings, begin)
+        return FlatParameters.from_bindings(self._store, settings, bindings, begin)
 
 
 def _all_made(made: Iterable[Made | None]) -> list[Made] | None:

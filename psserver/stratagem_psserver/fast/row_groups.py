@@ -187,7 +187,7 @@ class RowParameter:
         }
 
     @classmethod
-    def of(
+    def from_binding(
         cls, binding: ParameterBinding, place: int, memory_limit: VariableMemoryLimit
     ) -> RowParameter | None:
         """Return the variable if its state exists and its rows can be copied whole."""

@@ -281,7 +281,7 @@ class _RowBinding:
         rows, values = self.gradient.rows, self.gradient.value
         assert rows is not None
         if self.needs.takes_sparse:
-            return RowGradient.of(rows, values)
+            return RowGradient.from_rows(rows, values)
         return RowGradient.added(rows, values)
 
     def _bound(self, gradient: RowGradient, value: torch.Tensor, state: State) -> BoundParameter:

@@ -71,7 +71,7 @@ class RowGradient:
     values: torch.Tensor
 
     @classmethod
-    def of(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
+    def from_rows(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
         if _ascend(rows):
             return cls(rows, None, values)
         found, places = distinct(rows)

@@ -178,7 +178,7 @@ class Replay:
         kept.CopyFrom(reply)
         kept.sequence = key.ordinal
         passes = reply.status.code and isinstance(from_record(reply.status), RETRYABLE_ELSEWHERE)
-        user, outcome = Requester.of(session), None if passes else kept
+        user, outcome = Requester.from_session(session), None if passes else kept
         self._state.closures.finish(key, intent_of(request), outcome, user)
 
 

@@ -269,7 +269,7 @@ def end_closures(
     state: ServerState, request: closure_pb2.EndClosuresRequest, session: Session
 ) -> EndedClosures:
     """Note that functions have ended; return all that have."""
-    known = state.closures.end(request.space, _ended(request), Requester.of(session))
+    known = state.closures.end(request.space, _ended(request), Requester.from_session(session))
     state.data.release_ended(lambda one: one.space == request.space and one.number in known)
     return known
 
@@ -296,7 +296,7 @@ class ClosureRpcs:
         state, session = self._state, self._state.session(request.session_id)
         ended = _ended(request)
         # What is refused must not be in a log, whose records are all applied again.
-        state.closures.require(request.space, ended, Requester.of(session))
+        state.closures.require(request.space, ended, Requester.from_session(session))
         state.changes.closures_ended(request)
         known = end_closures(state, request, session)
         return closure_pb2.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

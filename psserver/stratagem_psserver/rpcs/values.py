@@ -235,7 +235,9 @@ class ValueRpcs:
 
         def plan() -> ReadPlan:
             if isinstance(variables, HeldSnapshot):
-                return ReadPlan.of(variables, selections).with_rows(variables, joint_rows)
+                return ReadPlan.for_selections(variables, selections).with_rows(
+                    variables, joint_rows
+                )
             return state.read_plans.plan(selections, joint_rows)
 
         reading = ReadTask(plan, selections, segment, session, "ReadRequest", joint_rows)

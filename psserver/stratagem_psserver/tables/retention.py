@@ -50,7 +50,7 @@ class Retention:
     counts_writes: bool = False
 
     @classmethod
-    def of(cls, spec: TableSpec) -> Retention:
+    def from_spec(cls, spec: TableSpec) -> Retention:
         keys = spec.dynamic
         return cls(
             keys.evict_after_writes,
@@ -176,7 +176,7 @@ class Admission:
 
     def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
         """Replace the counts by what `sights` returned."""
-        self._index, self._counts = KeyIndex.of(keys), counts
+        self._index, self._counts = KeyIndex.from_keys(keys), counts
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +234,7 @@ class Admission:
         keys, positions = self._index.items()
         live = self._counts[positions] > 0
         keys, counts = keys[live], self._counts[positions[live]]
-        self._index, self._counts = KeyIndex.of(keys), counts
+        self._index, self._counts = KeyIndex.from_keys(keys), counts
 
 
 def _nbytes(keys: int) -> int:

@@ -43,7 +43,7 @@ class Table:
     def __init__(self, spec: VariableSpec) -> None:
         self.name = spec.name
         self.is_dynamic = spec.table.HasField("dynamic")
-        self._retention = Retention.of(spec.table)
+        self._retention = Retention.from_spec(spec.table)
         self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
         self._vocabulary = 0 if self.is_dynamic else spec.tensor.shape[0]
         self._index: KeyIndex | PositionArray = KeyIndex()
@@ -411,7 +411,7 @@ class Table:
         arrays = (*marks, *(arena.storage for arena in self.arenas))
         last = [array[moved] for array in arrays]
         keys = self._keys[:rows].index_copy(0, holes, last[0])
-        index = KeyIndex.of(keys)
+        index = KeyIndex.from_keys(keys)
         self._keep(holes)
         # From here on no memory is taken.
         for array, moving in zip(arrays, last, strict=True):

@@ -151,7 +151,7 @@ def check_table(spec: VariableSpec) -> None:
         raise InvalidArgumentError(
             f"{spec.name!r} cannot be a table: {problem}", variable=spec.name
         )
-    retention = Retention.of(spec.table)
+    retention = Retention.from_spec(spec.table)
     most = retention.most_rows(row_nbytes(spec) + retention.mark_bytes)
     check_room(spec.name, 1, most)
 

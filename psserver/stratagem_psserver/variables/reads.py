@@ -319,7 +319,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     if np.maximum.reduce(rows.numpy().view(np.uint64)) >= count:
         lowest, highest = map(int, rows.aminmax())
         is_part = variable.spec.HasField("partition")
-        which = f", {PartRows.of(variable.spec)} of the whole on" if is_part else ""
+        which = f", {PartRows.from_spec(variable.spec)} of the whole on" if is_part else ""
         raise RowIndexError(
             f"rows {lowest} to {highest} of {variable.name!r} were asked for; it has "
             f"{count} rows, from 0{which}",
@@ -354,7 +354,7 @@ class ReadPlan(NamedTuple):
     is_whole: bool
 
     @classmethod
-    def of(
+    def for_selections(
         cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
     ) -> ReadPlan:
         """Plan the answer to some selections.

@@ -409,4 +409,4 @@ class SnapshotKeys:
     def _index(self) -> KeyIndex:
         # The index of the table itself has changed since. This one is made on first use, because
         # most tables of a snapshot are never read.
-        return KeyIndex.of(self.rows.keys())
+        return KeyIndex.from_keys(self.rows.keys())

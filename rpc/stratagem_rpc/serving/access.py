@@ -35,7 +35,7 @@ class Need:
     given: Sequence[str] = ()
 
     @classmethod
-    def of(cls, message: access_pb2.Need) -> Need:
+    def from_message(cls, message: access_pb2.Need) -> Need:
         """Return what the contract says."""
         variables = tuple(map(_path, message.variables))
         return cls(message.action, variables, _path(message.given))
@@ -149,8 +149,8 @@ class Access:
                 "or by_role_alone"
             )
         self._rpc, self._allowed = method.name, ", ".join(map(name_of, option.roles))
-        self.roles, self.told = frozenset(option.roles), tuple(option.told)
-        self.needs = tuple(map(Need.of, option.needs))
+        self.roles, self.logged = frozenset(option.roles), tuple(option.told)
+        self.needs = tuple(map(Need.from_message, option.needs))
         self.for_anyone = option.anyone
 
     def require(self, caller: Caller) -> None:

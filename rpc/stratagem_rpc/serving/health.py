@@ -121,7 +121,7 @@ class HealthServer:
             for service in self._services:
                 self._announce(service)
 
-    def tell(self, service: str, serves: bool) -> None:
+    def set_serving(self, service: str, serves: bool) -> None:
         """Answer checks of a further service from now on; a repetition does nothing.
 
         Args:

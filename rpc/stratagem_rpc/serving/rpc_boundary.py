@@ -173,10 +173,10 @@ class Rpc:
         if permissions is not None and needs:
             permissions.require(self._name, needs, caller, request)
 
-    def tell(self, event: str, caller: Caller | None, request: Message | None) -> None:
+    def log_call(self, event: str, caller: Caller | None, request: Message | None) -> None:
         """Let the log tell of a call that was not refused, if it tells of such calls."""
-        if self.access.told:
-            facts = facts_of(caller, request, self.access.told)
+        if self.access.logged:
+            facts = facts_of(caller, request, self.access.logged)
             self._boundary.log.info(event, rpc=self._name, **facts)
 
     def recorded(
@@ -187,7 +187,7 @@ class Rpc:
             error = InvalidArgumentError(f"the request is not a {self._message}")
         # A stranger may call itself anything.
         proven = None if isinstance(error, UnauthenticatedError) else caller
-        facts = facts_of(proven, request, self.access.told)
+        facts = facts_of(proven, request, self.access.logged)
         log = self._boundary.log.bind(rpc=self._name, **facts)
         if isinstance(error, StratagemError):
             error.task = error.task or self._boundary.task
@@ -220,13 +220,13 @@ def _certified(
 ) -> Callable[[Message], Caller | None]:
     """Return what finds the caller of a session, and checks that the call is the caller's."""
 
-    def found(request: Message) -> Caller | None:
+    def find_certified(request: Message) -> Caller | None:
         caller = find(request)
         if caller is not None:
             require_certified(caller.role, caller.task, settings)
         return caller
 
-    return found
+    return find_certified
 
 
 def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:
@@ -274,10 +274,10 @@ class Crossing:
         rpc, code = self._rpc, "OK" if error is None else "CANCELLED"
         try:
             if error is None:
-                rpc.tell("carried out", self._caller, self._request)
+                rpc.log_call("carried out", self._caller, self._request)
             elif isinstance(error, asyncio.CancelledError):
                 # What has begun is carried out to its end, although nobody waits for it.
-                rpc.tell("broken off", self._caller, self._request)
+                rpc.log_call("broken off", self._caller, self._request)
             elif isinstance(error, Exception) and not isinstance(error, AbortError):
                 record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name

@@ -159,7 +159,7 @@ class SendBuffer:
         self._seal = seal
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def coalesced(self) -> Iterator[None]:
         """Collect the small frames of the block, and send them at its end by one system call."""
         self._held = []
         try:

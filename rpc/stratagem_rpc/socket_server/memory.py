@@ -56,7 +56,7 @@ class FrameMemory:
         """Count bytes that a connection takes; if there are too few, it waits for them."""
         shares = self._shares
         fits = nbytes <= shares.limit - shares.used
-        if fits and shares.of(client) + nbytes <= shares.share(client):
+        if fits and shares.used_by(client) + nbytes <= shares.share(client):
             shares.count(client, nbytes)
             return True
         self._waiting[frames] = None

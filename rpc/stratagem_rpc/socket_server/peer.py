@@ -142,7 +142,7 @@ class Peer:
             self._take_together(frames)
 
     def _take_together(self, frames: list[SocketFrame]) -> None:
-        with self._out.together():
+        with self._out.coalesced():
             for frame in frames:
                 self._take(frame)
 

@@ -20,7 +20,7 @@ from stratagem_storage.checkpoint.entries import (
     row_count,
     row_nbytes,
 )
-from stratagem_storage.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned
+from stratagem_storage.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned_error
 from stratagem_storage.checkpoint.parts import read_plain
 from stratagem_storage.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_storage.stores import store_of
@@ -231,11 +231,11 @@ def open_checkpoint(path: AnyPlace, policy: CheckpointPolicy = ANY) -> Checkpoin
     """
     place = place_of(path)
     try:
-        folder, file = policy.found(place)
+        folder, file = policy.folder_and_file(place)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_checkpoint(place) from error
     if file and policy.key:
-        raise unsigned(str(place), "is a file without a signature")
+        raise unsigned_error(str(place), "is a file without a signature")
     if file:
         return _only_file(folder, file)
     if folder.has(INDEX):

@@ -414,7 +414,7 @@ class Index:
         Args:
             data: The bytes of the file.
             where: Its path, for messages.
-            key: The key that has to have signed it; "" to take it unsigned, too.
+            key: The key that has to have signed it; "" to take it unsigned_error, too.
 
         Raises:
             DataLossError: It is damaged, or what it says cannot be.
@@ -468,7 +468,7 @@ def _tensors_from_json(
         ) from error
 
 
-def unsigned(where: str, why: str) -> PermissionDeniedError:
+def unsigned_error(where: str, why: str) -> PermissionDeniedError:
     """Return the error for a checkpoint that nobody with the key has vouched for."""
     return PermissionDeniedError(
         f"{where!r} {why}, and this process opens only what its key of checkpoints has signed. If "
@@ -480,10 +480,10 @@ def unsigned(where: str, why: str) -> PermissionDeniedError:
 def _require_signature(document: Mapping[str, Any], where: str, key: str) -> None:
     signature = document.get(_SIGNATURE)
     if signature is None:
-        raise unsigned(where, "is not signed")
+        raise unsigned_error(where, "is not signed")
     expected = signature_of_checkpoint(key, _canonical(document["content"])).hex()
     if not hmac.compare_digest(str(signature).encode(), expected.encode()):
-        raise unsigned(where, "was altered since it was signed, or is of another cluster")
+        raise unsigned_error(where, "was altered since it was signed, or is of another cluster")
 
 
 def _require_digests(files: Mapping[str, FileEntry], key: str) -> None:

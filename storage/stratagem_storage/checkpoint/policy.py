@@ -36,15 +36,15 @@ class CheckpointPolicy:
             return store_of(self.root).folder_below(self.root, place)
         return store_of(place).folder(place)
 
-    def found(self, place: Place) -> tuple[Folder, str]:
+    def folder_and_file(self, place: Place) -> tuple[Folder, str]:
         """Open a folder, or that of a file; it raises like `folder`.
 
         Returns:
             The folder, and the name of the file in it; "" if the place is that of the folder.
         """
         if self.root is not None:
-            return store_of(self.root).found_below(self.root, place)
-        return store_of(place).found(place)
+            return store_of(self.root).folder_and_file_below(self.root, place)
+        return store_of(place).folder_and_file(place)
 
 
 ANY = CheckpointPolicy()

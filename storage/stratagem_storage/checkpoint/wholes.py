@@ -182,7 +182,7 @@ class TablePart:
     @property
     def rows(self) -> PartRows:
         """Which rows of the whole table it may have."""
-        return PartRows.of(self.table.spec)
+        return PartRows.from_spec(self.table.spec)
 
     @property
     def number(self) -> int:
@@ -460,7 +460,9 @@ def _whole(
         return Whole(name, first.tensor, slot_of, [_all_rows(shards[0])], is_split)
     _require_alike(name, partitions)
     pieces = [
-        Piece(shard, PartRows.of(spec)) for spec, shard in partitions if _is_split_by_rows(spec)
+        Piece(shard, PartRows.from_spec(spec))
+        for spec, shard in partitions
+        if _is_split_by_rows(spec)
     ]
     # The size decides between shards that begin at the same row, since a shard may have no rows.
     pieces.sort(key=lambda piece: (piece.rows.first, piece.entry.nbytes))

@@ -217,10 +217,10 @@ class LocalStore:
 
     def folder_below(self, root: Path, place: Place) -> LocalFolder:
         """As `Store.folder_below`."""
-        folder, file = self.found_below(root, place)
+        folder, file = self.folder_and_file_below(root, place)
         return folder.folder(file) if file else folder
 
-    def found(self, place: Path) -> tuple[LocalFolder, str]:
+    def folder_and_file(self, place: Path) -> tuple[LocalFolder, str]:
         """As `Store.found`."""
         if place.is_file():
             # Links that somebody has named are followed, as caches of files have them.
@@ -228,8 +228,8 @@ class LocalStore:
             return LocalFolder.at(real.parent), real.name
         return LocalFolder.at(place), ""
 
-    def found_below(self, root: Path, place: Place) -> tuple[LocalFolder, str]:
-        """As `Store.found_below`."""
+    def folder_and_file_below(self, root: Path, place: Place) -> tuple[LocalFolder, str]:
+        """As `Store.folder_and_file_below`."""
         parts = _parts_below(root, place)
         folder = LocalFolder.at(root)
         for number, part in enumerate(parts, 1):

@@ -73,7 +73,7 @@ class ObjectCalls:
         work = partial(_read, url=str(url), begin=begin, end=end)
         return self._call(url, "read", work)
 
-    def listed(self, url: StoreUrl) -> list[tuple[str, bool]]:
+    def list_names(self, url: StoreUrl) -> list[tuple[str, bool]]:
         """Return the names directly below a place, and which are those of objects."""
         try:
             found = self._call(url, "list", lambda system: system.ls(str(url), detail=True))

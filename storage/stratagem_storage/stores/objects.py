@@ -159,7 +159,7 @@ class ObjectFolder:
 
     def checkpoints(self) -> list[str]:
         """Return the names of all checkpoints in it, whole or not, the newest first."""
-        names = {name for name, _ in self.calls.listed(self.path) if number_of_objects(name)}
+        names = {name for name, _ in self.calls.list_names(self.path) if number_of_objects(name)}
         return sorted(names, key=lambda name: (number_of_objects(name), name), reverse=True)
 
     def is_whole(self) -> bool:
@@ -320,7 +320,7 @@ def _give_up(folder: ObjectFolder) -> None:
 
 
 def _remove(folder: ObjectFolder, but: Sequence[str]) -> None:
-    names = [name for name, is_object in folder.calls.listed(folder.path) if is_object]
+    names = [name for name, is_object in folder.calls.list_names(folder.path) if is_object]
     # What it begins with is last, so that servers write nothing to it until then.
     names.sort(key=lambda name: name == BEGUN)
     for name in names:
@@ -342,15 +342,15 @@ class ObjectStore:
         """As `Store.folder_below`; names in stores lead nowhere else."""
         return ObjectFolder(_below(root, place))
 
-    def found(self, place: StoreUrl) -> tuple[ObjectFolder, str]:
+    def folder_and_file(self, place: StoreUrl) -> tuple[ObjectFolder, str]:
         """As `Store.found`."""
         if self.is_file(place):
             return ObjectFolder(place.parent), place.name
         return ObjectFolder(place), ""
 
-    def found_below(self, root: StoreUrl, place: Place) -> tuple[ObjectFolder, str]:
-        """As `Store.found_below`."""
-        return self.found(_below(root, place))
+    def folder_and_file_below(self, root: StoreUrl, place: Place) -> tuple[ObjectFolder, str]:
+        """As `Store.folder_and_file_below`."""
+        return self.folder_and_file(_below(root, place))
 
     def is_file(self, place: StoreUrl) -> bool:
         """As `Store.is_file`."""

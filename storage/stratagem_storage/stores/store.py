@@ -196,7 +196,7 @@ class Store(Protocol, Generic[PlaceT]):
             OSError: There is none.
         """
 
-    def found(self, place: PlaceT) -> tuple[Folder, str]:
+    def folder_and_file(self, place: PlaceT) -> tuple[Folder, str]:
         """Open the folder, or that of the file, at a place that somebody trusted has named.
 
         Returns:
@@ -206,7 +206,7 @@ class Store(Protocol, Generic[PlaceT]):
             OSError: There is neither.
         """
 
-    def found_below(self, root: PlaceT, place: Place) -> tuple[Folder, str]:
+    def folder_and_file_below(self, root: PlaceT, place: Place) -> tuple[Folder, str]:
         """Return the same of a place that may be elsewhere; it raises like `folder_below`."""
 
     def is_file(self, place: PlaceT) -> bool:

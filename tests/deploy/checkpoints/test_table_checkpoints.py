@@ -213,7 +213,7 @@ def test_parts_that_take_rows_in_turn_do_so_on_other_servers(servers: int, tmp_p
     for number in range(servers if servers > 1 else 0):
         expected = PartRows.of_shard(ROWS, number, servers, True)
         for name in ("users", "dense"):
-            assert PartRows.of(specs[f"{name}/part_{number}"]) == expected
+            assert PartRows.from_spec(specs[f"{name}/part_{number}"]) == expected
     back = answer("reshard", new, tmp_path / "back", "--servers", 2)["path"]
     assert answer("diff", tmp_path / "run", back) == {"differences": {}}
 

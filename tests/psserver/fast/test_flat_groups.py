@@ -74,7 +74,7 @@ class Training:
         step.run()
         optimizers.commit(step)
         if len(gradients) == len(self.twin.local):
-            self.known = RepeatedStep.of(step, self.twin.store)
+            self.known = RepeatedStep.from_checked(step, self.twin.store)
 
 
 def trained(case: str) -> Training:

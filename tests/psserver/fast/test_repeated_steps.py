@@ -50,7 +50,7 @@ def checked(
     step = optimizers.prepare(program, gradients)
     step.run()
     optimizers.commit(step)
-    return RepeatedStep.of(step, optimizers._store)
+    return RepeatedStep.from_checked(step, optimizers._store)
 
 
 def stepped(twin: Twin, repeating: Repeating) -> None:

@@ -163,7 +163,7 @@ def _stepped(store: VariableStore, optimizers: Optimizers) -> RepeatedStep | Non
     step = optimizers.prepare(program, [gradient])
     step.run()
     optimizers.commit(step)
-    return RepeatedStep.of(step, store)
+    return RepeatedStep.from_checked(step, store)
 
 
 def test_rows_of_a_variable_are_one_group() -> None:

@@ -65,7 +65,7 @@ class Server:
         step = self.optimizers.prepare(self.program, gradients)
         step.run()
         self.optimizers.commit(step)
-        self.known = RepeatedStep.of(step, self.store)
+        self.known = RepeatedStep.from_checked(step, self.store)
 
     @property
     def contents(self) -> dict[str, tuple[int, bytes]]:

@@ -14,8 +14,8 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
-from stratagem_proto.programs.optimizers import OPTIMIZERS, Value
-from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, Value, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.optimizers import Undo
 from stratagem_psserver.optimization.torch_rules import hyperparameters_of
@@ -127,7 +127,7 @@ def _refuses(draw: random.Random) -> bool:
         odd = {key: draw.choice(ODD) for key in draw.sample(sorted(plain), 2)}
         group = {**plain, **odd, "capturable": False, "differentiable": False}
         known = {key: group[key] for key in plain}
-        groups = [encode_group(rule, known)]
+        groups = [encode_values(values_of(rule, known))]
         server.program = OptimizerProgram(name="o", class_name=name, groups=groups)
         before = server.contents
         try:

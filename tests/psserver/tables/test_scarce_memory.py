@@ -87,7 +87,7 @@ def failing_each_time(work: Callable[[], None], check: Callable[[], None]) -> in
 
 def test_an_index_that_cannot_grow_has_its_keys() -> None:
     keys, more = torch.arange(500) * 31, torch.arange(500) * 37 + 100_000
-    index = KeyIndex.of(keys)
+    index = KeyIndex.from_keys(keys)
 
     def check() -> None:
         assert torch.equal(index.find(keys), torch.arange(500))

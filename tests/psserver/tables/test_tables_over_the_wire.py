@@ -138,7 +138,7 @@ def test_tables_train_alike_in_any_number_of_parts(
         update_rows(client, ADAGRAD, shared_out(specs, rows, values))
     for spec, (mine, _) in zip(specs, shared_out(specs, rows, values).values(), strict=True):
         read = read_rows(client, spec.name, *mine)
-        assert torch.equal(read, parameter[PartRows.of(spec).has(rows)])
+        assert torch.equal(read, parameter[PartRows.from_spec(spec).has(rows)])
 
 
 def shared_out(
@@ -146,7 +146,7 @@ def shared_out(
 ) -> dict[str, tuple[list[int], torch.Tensor]]:
     shares = {}
     for spec in specs:
-        part = PartRows.of(spec)
+        part = PartRows.from_spec(spec)
         mine = part.has(rows)
         shares[spec.name] = (part.local(rows[mine]).tolist(), values[mine])
     return shares

@@ -59,7 +59,7 @@ def test_rows_of_many_tables_are_those_of_each(narrowed: bool) -> None:
     if narrowed:
         for selection in selections[::2]:
             selection.narrowed_to = DATA_TYPE_BFLOAT16
-    plan = ReadPlan.of(store, selections)
+    plan = ReadPlan.for_selections(store, selections)
     expected = [store.get(name).rows(rows) for name, rows in keys]
     for values in (plan.tensors(), filled(plan)):
         for each, selection, alone in zip(values, selections, expected, strict=True):
@@ -69,7 +69,7 @@ def test_rows_of_many_tables_are_those_of_each(narrowed: bool) -> None:
 
 def test_reading_stores_no_row_and_a_snapshot_has_its_own_rows() -> None:
     store, selections = trained(), selected(asked_keys())
-    before = ReadPlan.of(store, selections).tensors()
+    before = ReadPlan.for_selections(store, selections).tensors()
     counts = {each.name: len(each.keys()) for each in store.variables() if each.arena is not None}
     held = HeldSnapshots(Snapshots(), store.memory_limit)
     held.hold(b"session", b"cut", store)
@@ -78,8 +78,8 @@ def test_reading_stores_no_row_and_a_snapshot_has_its_own_rows() -> None:
         variable.put_rows(EMPTY, variable.value.new_empty(0, *spec.tensor.shape[1:]))
     snapshot = held.get(b"session", b"cut")
     for values in (
-        ReadPlan.of(snapshot, selections).tensors(),
-        filled(ReadPlan.of(snapshot, selections)),
+        ReadPlan.for_selections(snapshot, selections).tensors(),
+        filled(ReadPlan.for_selections(snapshot, selections)),
     ):
         assert all(map(torch.equal, values, before))
     assert counts == {
@@ -91,4 +91,4 @@ def test_reading_stores_no_row_and_a_snapshot_has_its_own_rows() -> None:
 def test_a_row_that_a_table_does_not_have_is_refused_by_name(row: int) -> None:
     wrong = selected([("normal", torch.tensor([3])), ("zeros", torch.tensor([3, row, 4]))])
     with pytest.raises(RowIndexError, match=r"'zeros'.* has 400 rows"):
-        ReadPlan.of(trained(), wrong)
+        ReadPlan.for_selections(trained(), wrong)

@@ -114,7 +114,7 @@ def test_what_is_selected_may_be_written_to_memory_that_is_there(
 ) -> None:
     selection = pb.Selection(variable="w", narrowed_to=narrowed_to, **part)
     store, _ = hosting(torch.randn(4, 2))
-    choice = ReadPlan.of(store, [selection, selection])
+    choice = ReadPlan.for_selections(store, [selection, selection])
     into = [torch.empty(shape, dtype=dtype) for dtype, shape in choice.layout.kinds]
     choice.fill(into)
     assert all(map(torch.equal, into, choice.tensors()))

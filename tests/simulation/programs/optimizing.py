@@ -12,8 +12,8 @@ import torch
 from stratagem._ps_client.requests import reads, updates, variables
 from stratagem._ps_client.requests.reads import Reading, following
 from stratagem._ps_client.requests.updates import SentGradient
-from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName
-from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, SlotName, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.programs.adding import spec
@@ -74,7 +74,7 @@ class Optimizing(Program):
         self._servers = [_Server() for _ in range(self.num_servers)]
         local = self._optimizer([torch.zeros(_SIZE)])
         self._name = type(local).__name__
-        group = encode_group(OPTIMIZERS[self._name], local.param_groups[0])
+        group = encode_values(values_of(OPTIMIZERS[self._name], local.param_groups[0]))
         self._program = OptimizerProgram(name=self._name, class_name=self._name, groups=[group])
 
     async def prepare(self, cluster: Cluster) -> None:

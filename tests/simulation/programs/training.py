@@ -33,8 +33,8 @@ from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.updates import SentGradient
 from stratagem.consistency import Async, Bounded, Consistency, Sync
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.programs.optimizers import OPTIMIZERS
-from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
@@ -56,7 +56,7 @@ _MOST_WRITERS = 36
 def _program() -> OptimizerProgram:
     """Add gradients."""
     (group,) = torch.optim.SGD([torch.empty(0)], lr=1.0, maximize=True).param_groups
-    encoded = encode_group(OPTIMIZERS["SGD"], group)
+    encoded = encode_values(values_of(OPTIMIZERS["SGD"], group))
     return OptimizerProgram(name=_GROUP, class_name="SGD", groups=[encoded])
 
 

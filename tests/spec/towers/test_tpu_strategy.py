@@ -70,16 +70,16 @@ def test_cores_are_the_first_ones_by_name() -> None:
 
 @pytest.mark.spec("TPU-4")
 def test_hosts_follow_each_other_by_name() -> None:
-    cores = Topology.of("worker", range(11), ["GPU:1", "GPU:0"], 6)
+    cores = Topology.in_order("worker", range(11), ["GPU:1", "GPU:0"], 6)
     assert cores.devices == tuple(
         f"/job:worker/replica:0/task:{task}/device:GPU:{index}"
         for task in (0, 1, 10)
         for index in (0, 1)
     )
     assert cores.used_tasks == (0, 1, 10)
-    assert Topology.of("worker", [0, 1], ["GPU:0", "GPU:1"], 1).used_tasks == (0,)
+    assert Topology.in_order("worker", [0, 1], ["GPU:0", "GPU:1"], 1).used_tasks == (0,)
     with pytest.raises(ValueError, match="equally many"):
-        Topology.of("worker", [0, 1], ["GPU:0", "GPU:1"], 3)
+        Topology.in_order("worker", [0, 1], ["GPU:0", "GPU:1"], 3)
 
 
 @pytest.mark.spec("TPU-5")

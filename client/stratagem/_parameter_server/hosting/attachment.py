@@ -296,7 +296,7 @@ def traits(spec: VariableSpec) -> tuple[object, ...]:
         tuple(tensor.shape),
         tuple(spec.partition.full_shape),
         # Those of tables follow what the servers have.
-        None if spec.HasField("table") else PartRows.of(spec),
+        None if spec.HasField("table") else PartRows.from_spec(spec),
     )
 
 
@@ -307,7 +307,7 @@ def described(spec: VariableSpec) -> str:
     part = f"{dtype}, shape {tuple(spec.tensor.shape)}"
     if spec.HasField("partition"):
         whole = tuple(spec.partition.full_shape)
-        part += f" {PartRows.of(spec)} of {whole}"
+        part += f" {PartRows.from_spec(spec)} of {whole}"
     return f"{spec.name!r} ({part}{owner})"
 
 

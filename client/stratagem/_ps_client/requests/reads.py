@@ -32,7 +32,7 @@ from stratagem_proto.wire.frames import Assembler, Header, decode_frame, take_he
 from stratagem_proto.wire.placed import (
     SegmentLayout,
     all_of,
-    announced,
+    announced_places,
     kinds_described,
     kinds_of,
     layout_of,
@@ -264,7 +264,7 @@ def _taken(
     with torch.no_grad():
         while True:
             if chunks:
-                run = announced(layout, chunks)
+                run = announced_places(layout, chunks)
                 if run is None or run.start != taken:
                     return False
                 first, last = places[run.start][0], places[run.stop - 1][0]
