@@ -9,7 +9,7 @@ Whoever marks a test or a file `full` says why the rest is enough before a commi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def examples(count: int) -> int:
     """Return how many of the examples that a property needs in `make test-all` to try now."""
     profile = hypothesis.settings.default
     is_full = profile is not None and profile.max_examples > _FEW
-    return count if is_full else min(count, max(_FEW, count // 6))
+    return count if is_full else min(count, max(_FEW, count // 12))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,7 +102,7 @@ def by_values(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
 
 
 def a_few(
-    names: str, cases: Sequence[Any], reason: str, count: int = 1, **options: Any
+    names: str, cases: Iterable[Any], reason: str, count: int = 1, **options: Any
 ) -> pytest.MarkDecorator:
     """Parametrise by cases of which all but the first ones are `full`.
 
@@ -113,17 +113,19 @@ def a_few(
         count: How many those are.
         **options: Those of `pytest.mark.parametrize`.
     """
+    first, rest = [*cases][:count], [*cases][count:]
     several = "," in names
     others = [
-        pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.full(reason)])
-        for case in (
-            each
-            if isinstance(each, type(pytest.param()))
-            else pytest.param(*(each if several else (each,)))
-            for each in cases[count:]
-        )
+        each
+        if isinstance(each, type(pytest.param()))
+        else pytest.param(*(each if several else (each,)))
+        for each in rest
     ]
-    return pytest.mark.parametrize(names, [*cases[:count], *others], **options)
+    full = [
+        pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.full(reason)])
+        for each in others
+    ]
+    return pytest.mark.parametrize(names, [*first, *full], **options)
 
 
 def _parametrized(

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.full import a_few
+
 pytest_plugins = ("pytester",)
 
 CRASHES = {
@@ -19,7 +21,7 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("crash", CRASHES)
+@a_few("crash", CRASHES, "another crash is told in the same way")
 def test_a_crash_is_told(
     crash: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stratagem import config
 from tests.pages import with_names
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guide"
@@ -20,16 +18,13 @@ PROGRAMS = {
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.M), 1
     )
 }
-
-
-@pytest.fixture(autouse=True)
-def one_logical_cpu_again() -> Iterator[None]:
-    yield
-    config.set_logical_cpus(1)
+LATER = pytest.mark.full("the first program of its page uses what the page is about")
 
 
 @with_names
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [name if name.endswith(" 1") else pytest.param(name, marks=LATER) for name in PROGRAMS]
+)
 def test_the_programs_of_the_guide_run(name: str) -> None:
     exec(compile(PROGRAMS[name], f"guide: {name}", "exec"), {"__name__": "__main__"})
 

@@ -36,6 +36,7 @@ def test_a_mark_that_would_not_be_found_is_refused(pytester: pytest.Pytester) ->
     )
 
 
+@pytest.mark.full("a file without a mark is left out by the same line")
 def test_files_all_of_whose_tests_are_unwanted_are_not_loaded(pytester: pytest.Pytester) -> None:
     unloadable = "raise AssertionError('loaded')\n"
     pytester.makepyfile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import re
 from collections.abc import Iterator
@@ -103,20 +102,9 @@ def sources(*suffixes: str) -> Iterator[str]:
 def classes() -> set[str]:
     """Return what classes are called here: by definition, assignment or message."""
     messages = re.compile(r"\b(?:message|enum|rpc|service) (\w+)")
+    made = re.compile(r"^\s*(?:class )?([A-Z]\w+)(?:\(.*|: .*| = .*|:)$", re.MULTILINE)
     found = {name for text in sources(".proto") for name in messages.findall(text)}
-    for text in sources(".py"):
-        found.update(name for node in ast.walk(ast.parse(text)) for name in names(node))
-    return found
-
-
-def names(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.ClassDef(name=name):
-            yield name
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            yield name
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            yield name
+    return found.union(*map(made.findall, sources(".py")))
 
 
 def is_of_torch_or_python(name: str) -> bool:

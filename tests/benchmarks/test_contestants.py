@@ -66,12 +66,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "contest",
     [
-        lookups.lookups(),
         steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
         durability.durability()[0],
         *(
             pytest.param(each, marks=pytest.mark.full("all contests are answered in one way"))
             for each in (
+                lookups.lookups(),
                 resnet.resnet(tensors=3),
                 scheduling.scheduling([2])[0],
                 capacity.capacity(["small", "rows"]),

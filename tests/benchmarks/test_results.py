@@ -62,6 +62,7 @@ def test_the_page_has_a_place_for_each_table_of_results(tmp_path: Path) -> None:
         filled(page, {"flights": ""})
 
 
+@pytest.mark.full("pictures are looked at by who measures")
 def test_throughput_and_cost_are_drawn(tmp_path: Path) -> None:
     cost = Figure(Cell("processors", "2 workers"), (9e-6, 9e-6), "us")
     plot("transfer", FIGURES, tmp_path)

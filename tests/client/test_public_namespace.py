@@ -186,6 +186,7 @@ def test_what_needs_grpc_is_loaded_when_it_is_asked_for(
     assert "grpc" in loaded["servers"]
 
 
+@pytest.mark.full("what needs grpc is loaded late by another test")
 def test_what_is_loaded_late_is_listed_and_found_by_its_public_name() -> None:
     stored = pickle.dumps(stratagem.MirroredStrategy)
     program = f"""
@@ -205,6 +206,7 @@ print(ParameterServerStrategy.__qualname__)
     ]
 
 
+@pytest.mark.full("public objects show their names once they are asked for")
 def test_classes_met_before_they_are_asked_for_show_their_public_name() -> None:
     program = """
 from importlib import import_module

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import stratagem
 from stratagem_deploy.cli import app
 from tests.deploy.processes.process_tree import python
+from tests.full import a_few
 from tests.waiting import eventually
 
 
@@ -40,7 +41,13 @@ def verbs(group: Any, *above: str) -> Iterator[list[str]]:
 VERBS = list(verbs(typer.main.get_command(app)))
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != ["bench"]], ids=" ".join)
+@a_few(
+    "verb",
+    [verb for verb in VERBS if verb != ["bench"]],
+    "help is written from one table of commands",
+    6,
+    ids=" ".join,
+)
 def test_help_tells_the_exit_codes_and_how_to_get_json(verb: list[str]) -> None:
     finished = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200"})
     assert finished.exit_code == 0
@@ -66,7 +73,7 @@ def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
     assert "--workers" in finished.output
 
 
-@pytest.mark.parametrize("kind", ["ps", "worker"])
+@a_few("kind", ["ps", "worker"], "workers are started and drained as servers are")
 def test_a_server_is_started_found_healthy_and_drained(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text("the cluster's secret")

@@ -10,15 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from examples import custom_training_loop as example
-from stratagem import config
 
 EPOCHS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_logical_cpu_again() -> Iterator[None]:
-    yield
-    config.set_logical_cpus(1)
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from examples import digits
-from stratagem import config
 
 EPOCHS = 4
-
-
-@pytest.fixture(autouse=True)
-def one_logical_cpu_again() -> Iterator[None]:
-    yield
-    config.set_logical_cpus(1)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +32,7 @@ FULL = pytest.mark.full("one way to have replicas is trained, and each is tested
 FIRST, *OTHERS = digits.STRATEGIES
 
 
+@pytest.mark.full("each strategy trains to the bytes of torch elsewhere")
 @pytest.mark.parametrize(
     "way", [FIRST, *(pytest.param(way, marks=FULL) for way in OTHERS)], ids=str
 )

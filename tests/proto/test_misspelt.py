@@ -12,6 +12,7 @@ from stratagem_deploy.running.run import RunOptions
 from stratagem_proto.configuration.model import _OTHERS, ProcessSettings, misspelt, variable
 from stratagem_psserver.cli import ServerOptions
 from stratagem_worker.cli import WorkerOptions
+from tests.full import a_few
 
 KINDS: list[type[ProcessSettings]] = [ServerOptions, WorkerOptions, RunOptions]
 ROOT = Path(__file__).parents[2]
@@ -26,13 +27,14 @@ def found(kind: type[ProcessSettings], *names: str) -> list[tuple[str, str]]:
     return [*misspelt(dict.fromkeys(names, "x"), PREFIX, names_of(kind))]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
+@a_few(
+    "name,meant",
     [
         ("STRATAGEM_TOKENFILE", "STRATAGEM_TOKEN_FILE"),
         ("STRATAGEM_DURABLITY", "STRATAGEM_DURABILITY"),
         ("STRATAGEM_STAGED_BYTE", "STRATAGEM_STAGED_BYTES"),
     ],
+    "one spelling stands for the others",
 )
 def test_what_was_meant_is_told(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

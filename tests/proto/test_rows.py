@@ -15,6 +15,7 @@ from stratagem_proto.rows import (
     put,
     summed,
 )
+from tests.full import by_pairs
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 1000, 40_000])
@@ -74,9 +75,12 @@ def test_the_order_is_that_of_torch(count: int, most: int) -> None:
     assert torch.equal(ascending_order(indices), indices.argsort(stable=True))
 
 
-@pytest.mark.parametrize("count", [0, 1, 200, 5000, 40_000])
-@pytest.mark.parametrize("row", [(), (1,), (5,), (16,), (33,), (300,), (3, 7), (0,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@by_pairs(
+    "count,row,dtype",
+    [0, 1, 200, 5000, 40_000],
+    [(), (1,), (5,), (16,), (33,), (300,), (3, 7), (0,)],
+    [torch.float32, torch.float64, torch.bfloat16],
+)
 def test_what_there_is_for_an_index_is_added_in_its_order(
     count: int, row: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -103,9 +107,12 @@ def test_values_of_any_strides_are_added() -> None:
     assert torch.equal(sums, summed(indices, values.contiguous())[1])
 
 
-@pytest.mark.parametrize("count", [0, 3, 700])
-@pytest.mark.parametrize("width", [(), (1,), (3, 5), (0,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@by_pairs(
+    "count,width,dtype",
+    [0, 3, 700],
+    [(), (1,), (3, 5), (0,)],
+    [torch.float32, torch.bfloat16, torch.bool, torch.complex64],
+)
 def test_rows_that_are_put_are_there(
     count: int, width: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -185,6 +185,7 @@ def test_the_log_believes_nothing_that_a_stranger_says_of_itself(
     assert not {"caller", "role"} & line.keys()
 
 
+@pytest.mark.full("lines of strangers are bounded in tests/rpc/test_line_budget.py")
 def test_strangers_do_not_fill_the_log(log: io.StringIO, server: ParameterServer) -> None:
     with RawClient(server.address, "", Task(job="chief"), ROLE_CHIEF) as stranger:
         for _ in range(MANY):

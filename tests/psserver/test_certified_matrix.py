@@ -30,6 +30,7 @@ from stratagem_rpc.certificates.presented import presenting
 from stratagem_rpc.channel import GRPC, TCP, UNIX
 from stratagem_rpc.serving.access import Access, first_message, handshake_in
 from tests.certified import Certified, certified, serial
+from tests.full import by_values
 from tests.roles import BESIDES, answer, begin, handshake, request_of, services
 
 pytestmark = pytest.mark.unlogged
@@ -163,8 +164,7 @@ def asked(place: Place, caller: Caller, method: MethodDescriptor, way: str) -> g
         return _UNREACHED
 
 
-@pytest.mark.parametrize("way", [GRPC, TCP])
-@pytest.mark.parametrize("kind", REFUSED)
+@by_values("kind,way", [*REFUSED], [GRPC, TCP])
 def test_who_is_not_what_he_says_is_refused_whatever_he_calls(
     place: Place, kind: Kind, way: str
 ) -> None:

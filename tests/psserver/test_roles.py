@@ -36,9 +36,10 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.serving.access import Access, first_message, handshake_in, name_of
+from stratagem_rpc.serving.access import Access, first_message, handshake_in
 from stratagem_rpc.serving.handshake import FailedProofs
 from tests.conftest import TOKEN
+from tests.full import by_values
 from tests.psserver.wire import RawClient
 from tests.roles import WAYS, answer, begin, handshake, request_of, services
 from tests.waiting import eventually
@@ -107,8 +108,7 @@ def _attended(
         return asking.result()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("role", Role.values(), ids=name_of)
+@by_values("role,way", Role.values(), WAYS)
 def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
     servers: Servers, way: str, role: Role
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -66,6 +67,7 @@ def test_what_is_not_used_between_two_trims_is_given_back() -> None:
     assert budget.used == 0
 
 
+@pytest.mark.full("rooms are counted byte by byte by the tests of limits")
 def test_a_server_has_room_for_others_although_it_keeps_memory() -> None:
     settings = ServerSettings(token=TOKEN, staged_bytes=NBYTES * 3 // 2)
     with (

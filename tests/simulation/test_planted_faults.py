@@ -91,6 +91,7 @@ def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str
     assert main(["--seed", str(seed)]) == 0
 
 
+@pytest.mark.full("a fault is found and told by the other test, and shrinking changes no verdict")
 def test_a_failing_seed_is_shrunk_to_the_faults_that_it_needs() -> None:
     with PLANTED["a reply is recorded too late"]():
         seed = next(seed for seed in range(MOST_SEEDS) if simulate(seed).violations)

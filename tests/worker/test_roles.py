@@ -12,6 +12,7 @@ from stratagem_rpc.serving.access import Access, name_of
 from stratagem_rpc.serving.handshake import FailedProofs
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
+from tests.full import by_values
 from tests.roles import WAYS, answer, handshake, request_of
 
 METHODS: list[MethodDescriptor] = [
@@ -38,8 +39,7 @@ def status_of(
     return answer(way, worker.address, told, method, request)
 
 
-@pytest.mark.parametrize("way", WORKER_WAYS)
-@pytest.mark.parametrize("role", Role.values(), ids=name_of)
+@by_values("role,way", Role.values(), WORKER_WAYS)
 def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
     worker: WorkerServer, way: str, role: Role
 ) -> None:

@@ -22,7 +22,7 @@ from stratagem import (
 from stratagem.coordinator import ClusterCoordinator
 from tests.client.clusters import Cluster, running
 from tests.client.coordinator.coordination import coordinating
-from tests.full import examples
+from tests.full import a_few, examples
 
 
 class Counter:
@@ -66,6 +66,7 @@ def add(cluster: Cluster, stop: int, death: tuple[int, int] = (-1, -1)) -> list[
         return [float(variable.numpy()) for variable in variables]
 
 
+@pytest.mark.full("servers that are lost, too, are in test_counted_steps_of_lost_servers.py")
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=4))
 @settings(max_examples=examples(15), deadline=None)
 def test_a_step_that_is_repeated_is_applied_once_on_all_servers(
@@ -79,7 +80,7 @@ def test_a_step_that_is_repeated_is_applied_once_on_all_servers(
         assert add(cluster, 10) == [20.0, 20.0]
 
 
-@pytest.mark.parametrize("consistency", ["async", "bounded", "sync"])
+@a_few("consistency", ["async", "bounded", "sync"], "steps are counted before the mode is asked")
 def test_an_optimizers_step_that_is_repeated_is_taken_once(consistency: str) -> None:
     with running(2) as cluster:
         for stop in (3, 3, 5):

@@ -16,6 +16,7 @@ from tests.client.checkpoints.test_counted_steps import Counter, Death, build
 from tests.client.clusters import Cluster, running
 from tests.client.servers.remembering import LoggedServer
 from tests.client.servers.replicated import ReplicatedServer
+from tests.full import a_few
 from tests.psserver.moves.servers import MovableServers, movable
 
 Lose = Callable[[], None]
@@ -89,8 +90,10 @@ def add(cluster: Cluster, stop: int, before: Callable[[int, int], None]) -> list
 Kind = Callable[[Path, ExitStack], tuple[Cluster, list[Lose]]]
 
 
-@pytest.mark.parametrize(
-    "kind", [of_logs, of_replicas, pytest.param(of_moves, marks=pytest.mark.cluster)]
+@a_few(
+    "kind",
+    [of_logs, of_replicas, pytest.param(of_moves, marks=pytest.mark.cluster)],
+    "servers that follow others take their steps by the same account",
 )
 def test_a_step_is_applied_once_where_servers_are_lost_in_it_and_then_its_worker(
     tmp_path: Path, stack: ExitStack, kind: Kind
@@ -116,23 +119,20 @@ def test_a_step_is_applied_once_where_servers_are_lost_in_it_and_then_its_worker
     assert add(cluster, 7, before) == [14.0, 14.0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "consistency"),
+@a_few(
+    "kind,consistency",
     [
-        (of_logs, "async"),
-        (of_logs, "bounded"),
         (of_logs, "sync"),
         (of_logs, "in flight"),
+        (of_logs, "async"),
+        (of_logs, "bounded"),
         (of_replicas, "sync"),
-        *(
-            pytest.param(
-                of_replicas,
-                consistency,
-                marks=pytest.mark.full("servers with a log take each way to step"),
-            )
-            for consistency in ("async", "bounded", "in flight")
-        ),
+        (of_replicas, "async"),
+        (of_replicas, "bounded"),
+        (of_replicas, "in flight"),
     ],
+    "two ways to step that differ most, on servers that come back",
+    2,
 )
 def test_an_optimizers_step_is_taken_once_where_servers_are_lost_and_then_its_worker(
     tmp_path: Path, stack: ExitStack, kind: Kind, consistency: str
@@ -193,7 +193,9 @@ def train(
     return [float(one.numpy()) for one in variables] + [float(one.detach()) for one in module]
 
 
-@pytest.mark.parametrize(("consistency", "ahead"), [("async", 2), ("sync", 0)])
+@a_few(
+    "consistency,ahead", [("async", 2), ("sync", 0)], "steps are counted before the mode is asked"
+)
 def test_each_worker_goes_on_in_its_step_where_servers_begin_with_a_checkpoint(
     tmp_path: Path, consistency: str, ahead: int
 ) -> None:

@@ -86,6 +86,7 @@ def test_it_is_byte_for_byte_what_a_whole_one_is(tmp_path: Path) -> None:
             some.verify()
 
 
+@pytest.mark.full("whole checkpoints are read by any number of servers")
 def test_any_number_of_servers_restores_it(tmp_path: Path) -> None:
     with running(2) as cluster, cluster.strategy() as strategy:
         training = Training(strategy)

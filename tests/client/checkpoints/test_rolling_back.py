@@ -10,6 +10,7 @@ from stratagem import DeadlineExceededError, FailedPreconditionError, ParameterS
 from stratagem._parameter_server.checkpoints.restoring import Restoration
 from tests.client.checkpoints.test_counted_steps import Death, build
 from tests.client.clusters import running
+from tests.full import a_few
 
 
 def test_workers_roll_back_together_and_go_on_from_their_positions(tmp_path: Path) -> None:
@@ -96,9 +97,10 @@ def roll_back_once(strategy: ParameterServerStrategy, folder: Path) -> list[floa
     return [float(variable.numpy()) for variable in variables]
 
 
-@pytest.mark.parametrize(
+@a_few(
     "replaced",
     [[], [0], pytest.param([1], marks=pytest.mark.full("either server may be first")), [0, 1]],
+    "any server may be the one that was replaced",
 )
 def test_a_chief_that_dies_while_all_go_back_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: list[int]

@@ -28,6 +28,7 @@ from tests.client.checkpoints.counters import SERVERS, count_until, counters
 from tests.client.clusters import Cluster, running
 from tests.client.networks import loss_of, network, training_step
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.waiting import eventually
 
 FULL = pytest.mark.full("each kind of table and of rows stands in another case")
@@ -65,6 +66,7 @@ def look(cluster: Cluster) -> list[list[list[float]]]:
     return found
 
 
+@pytest.mark.full("steps in snapshots are counted as in checkpoints")
 def test_a_snapshot_has_the_same_steps_of_a_worker_on_all_servers() -> None:
     """While two workers train, who do not change what it has."""
     over = threading.Event()
@@ -144,14 +146,15 @@ def test_a_snapshot_lacks_what_is_created_later(cluster: Cluster) -> None:
                 Variable(2.0, name="late")
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "row_dtype"),
+@a_few(
+    "dynamic,row_dtype",
     [
         (False, None),
         (True, torch.bfloat16),
         pytest.param(False, torch.bfloat16, marks=FULL),
         pytest.param(True, None, marks=FULL),
     ],
+    "a table is read in one way whatever its rows",
 )
 def test_tables_are_read_as_they_were(
     cluster: Cluster, dynamic: bool, row_dtype: torch.dtype | None

@@ -28,6 +28,7 @@ from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.clusters import running
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.waiting import eventually
 
 CHECKPOINTS = 40
@@ -60,6 +61,7 @@ def save_at_random(strategy: ParameterServerStrategy, root: Path) -> None:
         strategy.save(root, keep=CHECKPOINTS)
 
 
+@pytest.mark.full("positions of one worker are shown beside its steps")
 def test_positions_fit_to_the_steps_of_workers_that_step_alone(tmp_path: Path) -> None:
     """While two read and train, and the chief saves at any moment."""
     saved = threading.Event()
@@ -152,7 +154,7 @@ def test_positions_fit_to_the_steps_of_workers_that_step_together(
         assert positions(checkpoint) == {0: number, 1: number}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@a_few("when", ["before", "after"], "a state is found alike before and after the strategy is made")
 def test_each_worker_goes_on_where_it_was(when: str, tmp_path: Path) -> None:
     """What it registers before it restores, or after."""
 
@@ -293,7 +295,7 @@ def test_what_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ParameterServerStrategy().register_for_checkpointing("data", Counter())
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@a_few("consistency", ["async", "sync"], "the chief waits for whole steps in every mode")
 @pytest.mark.parametrize("in_run", [True, False])
 def test_a_checkpoint_in_the_midst_of_a_loop_has_whole_steps(
     in_run: bool, consistency: str, tmp_path: Path

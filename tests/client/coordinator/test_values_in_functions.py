@@ -13,6 +13,7 @@ from torch import nn
 
 from stratagem import ContextError, DistributedOptimizer
 from tests.client.coordinator.coordination import Coordination, coordinating
+from tests.full import a_few
 
 WORKERS = 2
 
@@ -143,8 +144,11 @@ def written(model: Model) -> dict[str, Callable[[], Any]]:
     }
 
 
-@pytest.mark.parametrize(
-    "how", ["clamp", "average", "load", "step", "run", "before run", "momentum"]
+@a_few(
+    "how",
+    ["clamp", "average", "load", "step", "run", "before run", "momentum"],
+    "a write is refused where the value is, whoever writes",
+    3,
 )
 def test_what_a_function_writes_is_refused_and_changes_nothing(model: Model, how: str) -> None:
     for _ in range(2):

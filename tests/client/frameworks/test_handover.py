@@ -23,6 +23,7 @@ from stratagem import (
 from stratagem.frameworks import adopt, distributed
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.loops import STEPS, in_bytes, networks, noise
+from tests.full import a_few
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def by_replacing_data(parameter: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [by_operation, by_data, by_replacing_data])
-@pytest.mark.parametrize("how", ["adopted", "in a scope", "alone"])
+@a_few("how", ["adopted", "in a scope", "alone"], "a module is known however it was handed over")
 def test_optimizers_that_are_none_of_torchs_are_refused(
     how: str, write: Callable[[torch.Tensor], None]
 ) -> None:

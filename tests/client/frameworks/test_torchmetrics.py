@@ -18,6 +18,7 @@ from stratagem import (
 )
 from stratagem.frameworks.torchmetrics import compute
 from tests.client.clusters import running
+from tests.full import a_few
 
 CLASSES, ROWS = 4, 60
 GENERATOR = torch.Generator().manual_seed(0)
@@ -80,7 +81,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("name", METRICS)
+@a_few("name", METRICS, "states of metrics are summed, joined or compared", 4)
 def test_all_workers_get_what_one_would_get_of_all_data(name: str) -> None:
     make, update = METRICS[name]
     alone = make()

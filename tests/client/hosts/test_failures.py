@@ -21,7 +21,6 @@ from stratagem import (
     UnavailableError,
     Variable,
     WorkerLostError,
-    config,
 )
 from stratagem._shipping.kinds import Parcel
 from stratagem._tpu.remote import RemoteCores
@@ -176,13 +175,6 @@ def test_outputs_that_cannot_be_sent_are_named(strategy: TPUStrategy) -> None:
         steps(strategy, step, 1)
 
 
-@pytest.fixture
-def lone_cores() -> Iterator[None]:
-    yield
-    config.set_logical_cpus(1)
-
-
-@pytest.mark.usefixtures("lone_cores")
 def test_a_host_that_is_lost_is_named() -> None:
     with LocalCluster(ps=0, worker_servers=2) as cluster:
         strategy = TPUStrategy(cluster.cluster_resolver, 10)

@@ -23,6 +23,7 @@ from stratagem._shipping.outcome_forms import PickledOutcomes, PlainOutcomes
 from stratagem._tpu import host, remote, session
 from stratagem._tpu.host import carry_out
 from stratagem_deploy import LocalCluster
+from tests.full import a_few
 
 RAN: list[str] = []
 
@@ -136,7 +137,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@a_few("lie", LIES, "lies are told apart by one check", 5)
 def test_an_answer_that_no_host_could_give_changes_nothing(
     strategy: TPUStrategy, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ print(float(next(ahead)[-1]))
 """
 
 
+@pytest.mark.full("threads that read ahead are daemons, which another test sees")
 def test_a_program_ends_while_its_data_do_not() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _UNFINISHED],

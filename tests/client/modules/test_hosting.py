@@ -345,6 +345,7 @@ def test_a_removed_parameter_is_gone_for_all(strategy: OneCopy) -> None:
     assert strategy.run(lambda: model(torch.ones(1, 2)).shape) == (1, 2)
 
 
+@pytest.mark.full("a compiled function runs in each replica")
 def test_compiled_modules_work_in_every_replica(strategy: OneCopy) -> None:
     model, plain = built(strategy, Mlp)
     compiled = torch.compile(model, backend="eager")

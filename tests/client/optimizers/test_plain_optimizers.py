@@ -14,6 +14,7 @@ import stratagem
 from stratagem import DistributedOptimizer, FailedPreconditionError
 from stratagem._hosting.other_steps import workers
 from tests.client.clusters import running
+from tests.full import a_few
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +73,8 @@ def frozen_before(outside: torch.Tensor) -> nn.Module:
 BUILDERS = [linear, lazy, copied, frozen_before]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("build", BUILDERS)
+@a_few("num_workers", [1, 2], "a lone worker is refused by the same line")
+@a_few("build", BUILDERS, "parameters are known however they have come to their module", 2)
 def test_a_step_in_the_open_scope_is_refused_as_behind_it(
     build: Callable[[torch.Tensor], nn.Module], num_workers: int
 ) -> None:

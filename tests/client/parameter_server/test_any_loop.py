@@ -29,7 +29,7 @@ from tests.client.parameter_server.loops import (
     noise,
     plain,
 )
-from tests.full import by_pairs
+from tests.full import a_few, by_values
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@by_pairs("name,loop,in_run", list(OPTIMIZERS), LOOPS, [True, False])
+@by_values("name,loop,in_run", list(OPTIMIZERS), LOOPS, [True, False])
 def test_a_loop_ends_with_the_bytes_of_plain_torch(
     cluster: Cluster, name: str, loop: Loop, in_run: bool
 ) -> None:
@@ -56,7 +56,7 @@ _SETTINGS: Sequence[dict[str, Any]] = (
 )
 
 
-@by_pairs("settings,loop,in_run", _SETTINGS, LOOPS, [True, False])
+@by_values("settings,loop,in_run", _SETTINGS, LOOPS, [True, False])
 def test_a_loop_is_that_of_plain_torch_whatever_holds_workers_together(
     cluster: Cluster, settings: dict[str, Any], loop: Loop, in_run: bool
 ) -> None:
@@ -243,8 +243,8 @@ def test_with_a_push_in_flight_a_loop_lacks_its_last_push_at_most(
     assert seen == ([0, 0, 2, 3, 4, 5] if in_run else [0, 0, 1, 2, 3, 4])
 
 
-@pytest.mark.parametrize("in_run", [True, False])
-@pytest.mark.parametrize("consistency", ["async", "sync", Bounded(1)])
+@a_few("in_run", [True, False], "loops of one worker are shown within and without run")
+@a_few("consistency", ["async", "sync", Bounded(1)], "each mode is tried by tests/consistency", 2)
 def test_the_loops_of_two_workers_lose_nothing(in_run: bool, consistency: Any) -> None:
     def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
         with strategy.scope():
@@ -276,7 +276,7 @@ def test_the_loops_of_two_workers_lose_nothing(in_run: bool, consistency: Any) -
         assert results[0] == results[1] == [*range(2, 2 * STEPS + 1, 2), 2 * STEPS]
 
 
-@pytest.mark.parametrize("in_run", [True, False])
+@a_few("in_run", [True, False], "loops of one worker are shown within and without run")
 @pytest.mark.parametrize("consistency", ["async", "sync"])
 def test_a_loop_sees_what_only_the_other_worker_trains(in_run: bool, consistency: str) -> None:
     """As with an expert, or a task's head, that only some batches use."""

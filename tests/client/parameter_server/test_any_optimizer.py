@@ -18,6 +18,7 @@ from stratagem import DistributedOptimizer
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import running
 from tests.client.parameter_server import own_optimizers as own
+from tests.full import a_few
 from tests.nests import same_bytes
 
 STEPS = 6
@@ -60,7 +61,7 @@ def in_shards(number: int) -> dict[str, Any]:
     return {"variable_partitioner": FixedShardsPartitioner(number)} if number else {}
 
 
-@pytest.mark.parametrize(("make", "shards"), MAKES)
+@a_few("make,shards", MAKES, "updates of any optimizer are traced in one way", 4)
 def test_an_optimizer_of_the_users_trains_as_it_does_locally(
     make: Callable[..., Any], shards: int
 ) -> None:

@@ -96,6 +96,7 @@ def telling(first: Sequence[str], second: Sequence[str]) -> bool:
     return set(second) <= set(first) or (len(first) > 1 and len(second) > 1)
 
 
+@pytest.mark.full("the orders that it draws from have tests of their own")
 @settings(max_examples=examples(25))
 @given(builds, orders, builds, orders)
 def test_an_evaluator_has_the_right_values_or_is_refused_or_somebody_is_warned(

@@ -15,6 +15,7 @@ from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.calls import calls
 from tests.client.parameter_server.counter import Counter
 from tests.faults import CutAt, FaultyProxy, Verdict
+from tests.full import a_few
 
 pytestmark = pytest.mark.plain_pushes_too
 
@@ -42,10 +43,12 @@ def seen(counter: Counter) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("consistency", "leaves", "reads"),
+@a_few(
+    "consistency,leaves,reads",
     # What a synchronous step has made is there when all have contributed.
     [("async", 0, STEPS), ("sync", 0, 2 * STEPS), (Bounded(0), STEPS, STEPS)],
+    "the mode decides in one place",
+    2,
 )
 def test_leave_is_asked_for_by_itself_only_where_others_are_waited_for(
     consistency: Consistency | str, leaves: int, reads: int
@@ -129,7 +132,11 @@ def test_a_step_without_values_to_read_begins_all_the_same(
     assert report.workers["/job:worker/task:0"].steps == STEPS + 1
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CUT_WITHIN, Verdict.CUT_AFTER])
+@a_few(
+    "verdict",
+    [Verdict.CUT_WITHIN, Verdict.CUT_AFTER],
+    "the session repeats a request wherever it was cut",
+)
 def test_a_step_whose_beginning_is_not_answered_begins_once(verdict: Verdict) -> None:
     with (
         running(1, num_workers=2) as cluster,

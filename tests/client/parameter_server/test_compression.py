@@ -25,6 +25,7 @@ from stratagem.compression import (
 )
 from tests.client.clusters import Cluster, running
 from tests.faults import CutAt, FaultyProxy, Verdict
+from tests.full import a_few
 
 pytestmark = pytest.mark.plain_pushes_too
 
@@ -78,8 +79,8 @@ def total(numbers: range) -> list[torch.Tensor]:
     return [torch.stack(each).sum(0) for each in columns]
 
 
-@pytest.mark.parametrize(
-    ("compression", "share"),
+@a_few(
+    "compression,share",
     [
         ("bf16", 0.5),
         ("fp16", 0.5),
@@ -87,6 +88,8 @@ def total(numbers: range) -> list[torch.Tensor]:
         (Int8(False), 0.26),
         (TopK(0.01), 0.03),
     ],
+    "the encodings have tests of their own in tests/proto",
+    2,
     ids=str,
 )
 def test_it_takes_fewer_bytes(cluster: Cluster, compression: Any, share: float) -> None:
@@ -111,7 +114,12 @@ def test_rounding_is_all_that_half_the_bytes_cost(cluster: Cluster, name: str) -
             assert torch.equal(value, -gradient.to(dtype).float())
 
 
-@pytest.mark.parametrize("compression", ["int8", Int8(False), TopK(0.05)], ids=str)
+@a_few(
+    "compression",
+    ["int8", Int8(False), TopK(0.05)],
+    "what was lost is kept in one way for every compression",
+    ids=str,
+)
 def test_what_a_step_loses_later_ones_make_up_for(cluster: Cluster, compression: Any) -> None:
     with cluster.strategy() as strategy:
         worker = Worker(strategy, compression)
@@ -170,6 +178,7 @@ def test_a_step_that_was_refused_is_as_if_it_had_not_been(cluster: Cluster) -> N
         assert all(map(torch.equal, found, trained(strategy)))
 
 
+@pytest.mark.full("a lone worker makes up for what it lost, and steps of several are summed")
 def test_workers_that_step_together_send_what_they_lost_too(cluster: Cluster) -> None:
     def program(strategy: ParameterServerStrategy, number: int) -> list[torch.Tensor]:
         worker = Worker(strategy, TopK(0.1))

@@ -25,11 +25,17 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.counter import Counter
 from tests.conftest import TOKEN
+from tests.full import a_few
 
 STEPS = 20
 
 
-@pytest.mark.parametrize("consistency", ["async", Bounded(0), Bounded(3), "sync"])
+@a_few(
+    "consistency",
+    ["async", Bounded(0), Bounded(3), "sync"],
+    "each mode is tried by tests/consistency",
+    2,
+)
 def test_what_all_workers_add_is_there(consistency: Consistency | str) -> None:
     def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
         counter = Counter(strategy)
@@ -106,6 +112,7 @@ def _wait_for(here: threading.Event, there: threading.Event) -> None:
     there.wait(60)
 
 
+@pytest.mark.full("modes are changed on a server in tests/psserver/consistency")
 def test_the_chief_changes_the_consistency_while_all_train() -> None:
     changes: list[Consistency | str] = ["sync", Bounded(1), Sync(1), "async", "sync"]
 
@@ -154,6 +161,7 @@ def test_a_change_holds_for_one_optimizer() -> None:
             strategy.set_consistency("async", "Adam")
 
 
+@pytest.mark.full("servers tell who comes where the others are in tests/psserver")
 def test_a_worker_started_again_alone_takes_part_where_the_others_are() -> None:
     half, again = threading.Barrier(2), threading.Barrier(2)
 

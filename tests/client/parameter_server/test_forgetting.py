@@ -27,6 +27,7 @@ from tests.client.clusters import Cluster, running
 from tests.client.coordinator.coordination import coordinating
 from tests.client.modules.test_dropped_models import TRIALS, Model, built, hosted_objects, trained
 from tests.client.servers.remembering import LoggedServer
+from tests.full import a_few
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
@@ -42,7 +43,7 @@ def remote(strategy: Strategy) -> ParameterServerExtended:
 
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("consistency", ["async", "sync"])
-@pytest.mark.parametrize("workers", [1, 2])
+@a_few("workers", [1, 2], "what one worker leaves behind, two leave as well")
 def test_a_search_leaves_nothing_on_servers_or_workers(
     workers: int, consistency: str, trials: int
 ) -> None:
@@ -249,6 +250,7 @@ def test_a_checkpoint_has_nothing_of_what_was_forgotten(
     strategy.forget(afresh, optimizer, kept)
 
 
+@pytest.mark.full("servers and workers forget alike")
 def test_workers_of_a_coordinator_forget_what_its_program_forgets() -> None:
     with coordinating(num_workers=2) as coordination:
         strategy, coordinator = coordination.strategy, coordination.coordinator

@@ -24,6 +24,7 @@ from tests.client.parameter_server.training import (
     make_model,
 )
 from tests.faults import CutAt, FaultyProxy, Verdict
+from tests.full import a_few
 
 pytestmark = pytest.mark.plain_pushes_too
 
@@ -98,7 +99,11 @@ def test_a_lone_worker_sends_one_request_a_step_and_gets_the_same_bytes(
     assert spent.tolist() == [[0, 0, STEPS - 1]] * 2
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CUT_WITHIN, Verdict.CUT_AFTER])
+@a_few(
+    "verdict",
+    [Verdict.CUT_WITHIN, Verdict.CUT_AFTER],
+    "the session repeats a request wherever it was cut",
+)
 def test_a_push_whose_answer_is_lost_is_applied_once_and_read_anew(
     expected: list[list[bytes]], verdict: Verdict
 ) -> None:

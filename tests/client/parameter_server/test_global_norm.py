@@ -21,6 +21,7 @@ from stratagem import (
 )
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.pairs import Pair, after, pairs
+from tests.full import a_few
 
 NAN = float("nan")
 STEPS = 5
@@ -89,7 +90,7 @@ def trained_locally() -> list[torch.Tensor]:
     return values_of(model)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@a_few("sparse", [False, True], "rows are squared and added as dense values are")
 @pytest.mark.parametrize("shards", [1, 2])
 def test_two_workers_equal_plain_clipping_on_the_joined_batch(sparse: bool, shards: int) -> None:
     partitioner = stratagem.partitioners.FixedShardsPartitioner(shards)

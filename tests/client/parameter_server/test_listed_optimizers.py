@@ -31,8 +31,9 @@ ROWS, COLUMNS, SHARDS = 11, 5, 3
 # These are tried with each optimizer that has them, or take blocks of memory and not elements.
 FAST = {"foreach", "fused"}
 FOREACH = pytest.mark.full("each optimizer is tried with two other settings")
+DEFAULT = pytest.mark.full("its steps are those of torch with other settings")
 CASES = [
-    *((name, {}) for name in OPTIMIZERS),
+    *(pytest.param(name, {}, marks=DEFAULT) for name in OPTIMIZERS),
     *((name, given) for name, given in twins.CASES.values() if given and not FAST & given.keys()),
     ("SparseAdam", {"betas": (0.8, 0.99)}),
     *(

@@ -15,6 +15,7 @@ from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from tests.client.clusters import Cluster, running
 from tests.client.networks import equal
+from tests.full import a_few
 from tests.waiting import eventually
 
 Train = Callable[[ParameterServerStrategy, bool], nn.Module]
@@ -90,7 +91,7 @@ def both(train: Train, **settings: Any) -> list[nn.Module]:
     return [trained(train, overlap, **settings) for overlap in (False, True)]
 
 
-@pytest.mark.parametrize("compression", [None, "bf16", "int8"])
+@a_few("compression", [None, "bf16", "int8"], "what is sent does not depend on when")
 def test_overlap_trains_to_the_same_bytes(compression: str | None) -> None:
 
     def train(strategy: ParameterServerStrategy, overlap: bool) -> nn.Module:
@@ -100,7 +101,7 @@ def test_overlap_trains_to_the_same_bytes(compression: str | None) -> None:
     assert equal(without, overlapped)
 
 
-@pytest.mark.parametrize("consistency", ["sync", "bounded"])
+@a_few("consistency", ["sync", "bounded"], "overlap sends, and the mode answers")
 def test_overlap_goes_with_every_consistency(consistency: str) -> None:
     """Two workers whose gradients are equal, so that their order does not matter."""
     without, overlapped = both(
@@ -186,7 +187,11 @@ def unscale(training: Training) -> None:
     scaler.unscale_(training.optimizer)
 
 
-@pytest.mark.parametrize("change", [clip, accumulate, scale, unscale])
+@a_few(
+    "change",
+    [clip, accumulate, scale, unscale],
+    "any change would be seen in the bytes that are sent",
+)
 def test_gradients_are_not_changed_once_they_are_sent(
     cluster: Cluster, change: Callable[[Training], None]
 ) -> None:

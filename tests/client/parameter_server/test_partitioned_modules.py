@@ -22,7 +22,7 @@ from stratagem import (
 from stratagem.optim import RowWiseAdagrad
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import Cluster, running
-from tests.full import by_values
+from tests.full import a_few
 from tests.nests import same_bytes
 
 STEPS = 12
@@ -81,7 +81,8 @@ DENSE: dict[str, Any] = {
 }
 
 
-@by_values("shards,consistency", [2, 1, 3], ["async", "sync"])
+@a_few("shards", [2, 1, 3], "tables in any number of shards are shown by test_tables.py")
+@a_few("consistency", ["async", "sync"], "what a lone worker reads does not depend on others")
 def test_dense_training_equals_plain_torch_byte_for_byte(shards: int, consistency: str) -> None:
     with (
         running(num_servers=2) as cluster,
@@ -99,7 +100,11 @@ def test_dense_training_equals_plain_torch_byte_for_byte(shards: int, consistenc
             assert same_bytes(optimizer.state_dict(), plain.state_dict()), name
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+@a_few(
+    "shards",
+    [1, 2, 3, 7],
+    "tables in any number of shards are shown beside torch by test_tables.py",
+)
 def test_row_sparse_training_equals_plain_torch_byte_for_byte(shards: int) -> None:
     makes: dict[str, Any] = {
         "SGD": partial(torch.optim.SGD, lr=0.1),

@@ -130,6 +130,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.full("each way to fill is recorded or refused by itself")
 @settings(max_examples=examples(40))
 @given(drawn=st.lists(st.one_of(fills(), st.sampled_from(OTHERS)), min_size=1, max_size=4))
 def test_a_sequence_ends_as_in_torch_or_is_refused(

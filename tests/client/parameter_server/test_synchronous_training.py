@@ -26,6 +26,7 @@ from tests.client.parameter_server.training import (
     make_model,
 )
 from tests.faults import CutAt, FaultyProxy, Passing, Verdict
+from tests.full import a_few
 
 STEPS = 12
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_WITHIN, Verdict.CUT_AFTER]
@@ -76,7 +77,11 @@ def trained_together(cluster: Cluster, steps: int = STEPS) -> list[nn.Module]:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 50, pytest.param(200, marks=pytest.mark.long)])
+@a_few(
+    "steps",
+    [1, 50, pytest.param(200, marks=pytest.mark.long)],
+    "one step is of two workers already",
+)
 def test_two_workers_equal_one_on_the_joined_batch(steps: int) -> None:
     with running(num_servers=2, num_workers=2) as cluster:
         first, second = trained_together(cluster, steps)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from tests.client.clusters import running
+from tests.full import a_few
 
 STEPS = 150
 
@@ -56,8 +56,12 @@ def train_beside_evaluation(strategy: ParameterServerStrategy, worker: int) -> f
     return module.weight[0, 0].item()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("settings", [{}, {"fused_steps": False}])
+@a_few("workers", [1, 2], "two workers take what one takes, and wait for each other")
+@a_few(
+    "settings",
+    [{}, {"fused_steps": False}],
+    "fused and plain steps are told apart by the tests of pushes",
+)
 def test_one_thread_may_evaluate_while_another_trains(
     workers: int, settings: dict[str, Any]
 ) -> None:

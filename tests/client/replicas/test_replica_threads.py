@@ -95,11 +95,13 @@ def numbers_in_a_forked_child() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.full("forked children have tests in tests/client/servers")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_replicas_run_in_a_forked_child(forking: Executor) -> None:
     assert forking.submit(numbers_in_a_forked_child).result(timeout=60)
 
 
+@pytest.mark.full("a compiled model has what its steps made")
 def test_a_compiled_function_runs_in_each_replica_and_merges(
     strategy: TwoReplicas,
 ) -> None:

@@ -41,13 +41,19 @@ from stratagem_rpc.channel import Deadlines, open_channel
 from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import CutAt, Direction, FaultyProxy, Passing, Verdict
+from tests.full import a_few
 from tests.rpc_methods import parameter_server_method
 from tests.waiting import eventually
 
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_AFTER, Verdict.CUT_WITHIN]
 
 
-@pytest.mark.parametrize("nbytes", [8, 3 << 20], ids=["one frame", "many chunks"])
+@a_few(
+    "nbytes",
+    [8, 3 << 20],
+    "large ones are cut by test_data_port.py",
+    ids=["one frame", "many chunks"],
+)
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.value)
 def test_a_write_is_applied_once_wherever_its_connection_is_cut(
     server: ParameterServer, cut: Verdict, nbytes: int
@@ -81,7 +87,7 @@ def test_a_request_that_arrives_twice_is_applied_once_and_answered_alike(
         assert value_of(connection, "v", torch.ones(3)).eq(1).all()
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.value)
+@a_few("cut", CUTS, "writes are cut at each place", ids=lambda cut: cut.value)
 def test_a_read_comes_whole_wherever_its_connection_is_cut(
     server: ParameterServer, cut: Verdict
 ) -> None:

@@ -28,6 +28,7 @@ from stratagem_rpc.sockets.client import TcpEndpoint, broken
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import Direction
+from tests.full import a_few
 from tests.relays import Relay
 from tests.waiting import eventually
 
@@ -59,7 +60,7 @@ def places_to_cut(nbytes: int) -> list[tuple[Direction, int]]:
     return [(TO_SERVER, each) for each in sorted(there)] + [(TO_CLIENT, each) for each in (0, 3, 9)]
 
 
-@pytest.mark.parametrize("nbytes", [800, 12 << 20], ids=["one frame", "many"])
+@a_few("nbytes", [800, 12 << 20], "a large write is cut in its reads", ids=["one frame", "many"])
 def test_a_write_is_applied_once_wherever_its_connection_is_cut(
     server: ParameterServer, relay: Relay, nbytes: int
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_write_is_applied_once_wherever_its_connection_is_cut(
         assert value_of(connection, "v", ones).eq(len(cuts)).all()
 
 
-@pytest.mark.parametrize("after", [0, 5, 1000, 3_000_000])
+@a_few("after", [0, 5, 1000, 3_000_000], "one place of the cut stands for the others", 2)
 def test_a_read_comes_whole_wherever_its_connection_is_cut(
     server: ParameterServer, relay: Relay, after: int
 ) -> None:

@@ -128,6 +128,7 @@ TO_SERVER, TO_CLIENT = Direction
 BYTES = 12 << 20
 
 
+@pytest.mark.full("large writes are cut by test_data_port.py")
 def test_a_large_write_is_applied_once_wherever_its_connection_is_cut(
     server: ParameterServer, authority: Certified
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_denied_certificate_counts_no_more_on_a_connection_or_for_another(
     refused(endpoint(server, shown), caplog, "is among the denied ones")
 
 
+@pytest.mark.full("expired certificates are refused in test_certified_matrix.py")
 def test_requests_over_a_connection_are_refused_once_its_certificate_has_expired(
     server: ParameterServer, authority: Certified, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,6 +93,7 @@ def read_by_forks_between_writes() -> int:
     return seen
 
 
+@pytest.mark.full("a forked child is told and harmless; this one asks gRPC")
 def test_no_worker_of_a_loader_is_aborted_where_the_environment_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_forked_child_is_told_to_use_forkserver(forking: Executor) -> None:
     assert 'multiprocessing_context="forkserver"' in message
 
 
+@pytest.mark.full("a forked child is told before it can wait")
 def test_a_child_forked_in_the_midst_of_a_write_does_not_wait_for_it(
     forking: Executor,
 ) -> None:

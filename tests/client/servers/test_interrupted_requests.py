@@ -27,6 +27,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
+from tests.full import a_few
 
 # Less than a server waits for a request whose number was left out.
 _SECONDS = 15.0
@@ -175,7 +176,7 @@ def test_a_request_may_be_interrupted_anywhere(
 
 # Python itself lets go of what comes while a generator is dropped.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("count_of_servers", [1, 2])
+@a_few("count_of_servers", [1, 2], "one server is kept waiting as two are")
 def test_who_keeps_what_has_interrupted_them_keeps_nobody_else_waiting(
     server: ParameterServer, count_of_servers: int
 ) -> None:

@@ -150,6 +150,7 @@ def learned(
         return [keys, *(part.detach().clone() for part in parts)]
 
 
+@pytest.mark.full("each step counts once while tasks move")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -193,6 +194,7 @@ def test_a_program_that_comes_later_finds_a_task_whose_first_server_is_gone(
         assert [int(each.numpy()) for each in variables] == [*range(SERVERS)]
 
 
+@pytest.mark.full("a program that comes later finds the task")
 def test_an_idle_program_follows_before_the_server_ends(servers: MovableServers) -> None:
     with Cluster(servers.addresses, 1).strategy() as strategy:
         with strategy.scope():
@@ -241,6 +243,7 @@ def filled(servers: MovableServers) -> Iterator[ParameterServerStrategy]:
         yield strategy
 
 
+@pytest.mark.full("the command that does so has its own test")
 def test_servers_are_drained_added_and_rebalanced(servers: MovableServers) -> None:
     with filled(servers) as strategy:
         assert strategy.servers.drain(2) == [TaskMove(2, 2, 0)]
@@ -256,6 +259,7 @@ def test_servers_are_drained_added_and_rebalanced(servers: MovableServers) -> No
         assert strategy.servers.rebalance() == []
 
 
+@pytest.mark.full("refusals are those of tests/psserver/moves")
 def test_what_cannot_be_is_refused_and_changes_nothing(
     servers: MovableServers, tmp_path: Path
 ) -> None:
@@ -291,6 +295,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         assert {n: tasks for n, tasks in tasks_of(strategy).items() if n <= SERVERS} == before
 
 
+@pytest.mark.full("roles of requests are in tests/psserver/test_roles.py")
 def test_only_the_chief_moves_tasks_and_every_task_may_look(servers: MovableServers) -> None:
     cluster = Cluster(servers.addresses, 2)
     with filled(servers) as chief, cluster.strategy(1) as worker:
@@ -303,6 +308,7 @@ def test_only_the_chief_moves_tasks_and_every_task_may_look(servers: MovableServ
         assert chief.servers.drain(2) == [TaskMove(2, 2, 0)]
 
 
+@pytest.mark.full("refusals are those of tests/psserver/moves")
 def test_the_last_server_is_not_drained(servers: MovableServers) -> None:
     with filled(servers) as strategy:
         for number in (1, 2):

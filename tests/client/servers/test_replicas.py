@@ -17,6 +17,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.relays import Relay
 
 PATIENCE = 60
@@ -66,7 +67,11 @@ def test_a_program_starts_where_one_replica_is_dead(ways: TwoWays, way: int) -> 
         assert found.numpy() == 1
 
 
-@pytest.mark.parametrize("fault", [TwoWays.end, lambda ways, number: ways.relays[number].hold()])
+@a_few(
+    "fault",
+    [TwoWays.end, lambda ways, number: ways.relays[number].hold()],
+    "a replica that is silent is left as one that has ended",
+)
 def test_changes_go_on_at_the_other_replica_each_once(
     ways: TwoWays, fault: Callable[[TwoWays, int], None], caplog: pytest.LogCaptureFixture
 ) -> None:

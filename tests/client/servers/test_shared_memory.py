@@ -33,6 +33,7 @@ from stratagem_rpc.sockets.client import Endpoint, SocketLink, endpoints
 from stratagem_rpc.sockets.frames import FrameKind, prefix
 from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.wire import optimizer_program
 from tests.waiting import eventually
 
@@ -57,7 +58,7 @@ def place_of(connection: Connection) -> Endpoint:
     return next(endpoints(told, connection.route.address, UNIX))
 
 
-@pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
+@a_few("transport", [AUTO, UNIX, TCP, GRPC], "each transport has tests of its own", 2)
 def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
     generator = torch.Generator().manual_seed(1)
     values = {
@@ -82,7 +83,7 @@ def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
         assert (shared_bytes(server) > 0) is (transport == AUTO)
 
 
-@pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
+@a_few("transport", [AUTO, UNIX, TCP, GRPC], "each transport has tests of its own", 2)
 def test_steps_come_to_the_same_bytes_over_every_transport(transport: str) -> None:
     generator = torch.Generator().manual_seed(1)
     with served(transport=transport) as (_, connection):

@@ -32,6 +32,7 @@ from tests.client.shipping.repeated_runs import (
     strategy_of,
 )
 from tests.conftest import TOKEN
+from tests.full import a_few
 
 WORKERS = 2
 STEPS = 7
@@ -61,7 +62,7 @@ def undisturbed() -> State:
 
 
 @pytest.mark.spec("COO-8")
-@pytest.mark.parametrize("done", [0, 2, 4, STEPS])
+@a_few("done", [0, 2, 4, STEPS], "it has come somewhere, and to neither end", 2)
 def test_a_function_goes_on_where_a_lost_worker_has_come_to(
     cluster: Cluster, programs: list[Program], undisturbed: State, done: int
 ) -> None:
@@ -204,7 +205,7 @@ def test_an_error_that_passes_is_no_answer() -> None:
         assert torch.equal(value_of(other, "v", one), one * 2)
 
 
-@pytest.mark.parametrize("done", [2, 4])
+@a_few("done", [2, 4], "one count is as good as another")
 def test_a_checkpoint_knows_how_far_a_function_has_come(
     tmp_path: Path, undisturbed: State, done: int
 ) -> None:

@@ -358,6 +358,7 @@ strategy.close()
 """
 
 
+@pytest.mark.full("classes of __main__ are shipped by value as those of the tests are")
 def test_a_program_ships_its_own_classes_to_another_process(tmp_path: Path) -> None:
     with running(2) as cluster:
         program, sent = tmp_path / "program.py", tmp_path / "sent"

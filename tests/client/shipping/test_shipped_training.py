@@ -27,6 +27,7 @@ from tests.client.small_model import (
     parameters_of,
     seeded_model,
 )
+from tests.full import a_few
 
 SUM = VariableAggregation.SUM
 
@@ -70,7 +71,7 @@ def trained_between_graph(**options: Any) -> list[Tensor]:
         return [one.clone() for one in parameters_of(model)]
 
 
-@pytest.mark.parametrize(
+@a_few(
     "options",
     [
         {},
@@ -78,6 +79,8 @@ def trained_between_graph(**options: Any) -> list[Tensor]:
         {"overlap": True},
         {"variable_partitioner": FixedShardsPartitioner(2)},
     ],
+    "each option trains in tests of its own",
+    2,
     ids=["plain", "limited", "overlapping", "in shards"],
 )
 def test_a_worker_trains_as_one_that_runs_the_program_itself(

@@ -113,6 +113,7 @@ def test_what_is_no_data_is_refused(strategy: stratagem.Strategy) -> None:
         strategy.progress(7)  # type: ignore[arg-type]
 
 
+@pytest.mark.full("the bar and the staleness have tests of their own")
 def test_the_chief_alone_shows_a_bar_with_the_staleness_of_the_cluster() -> None:
     over = threading.Event()
 

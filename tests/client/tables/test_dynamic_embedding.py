@@ -83,6 +83,7 @@ def test_a_key_is_admitted_after_some_updates(
     assert not torch.equal(table(KEYS[:1]), before)
 
 
+@pytest.mark.full("servers keep budgets in tests/psserver/limits")
 def test_rows_stay_within_the_budget_of_bytes(
     strategy: ParameterServerStrategy,
 ) -> None:
@@ -113,6 +114,7 @@ def test_idle_rows_are_evicted(strategy: ParameterServerStrategy) -> None:
     assert torch.equal(table(KEYS[:1]), before)
 
 
+@pytest.mark.full("servers evict with time in tests/psserver/tables/test_idle_time.py")
 def test_rows_are_evicted_with_time(strategy: ParameterServerStrategy) -> None:
     table = built(strategy, max_idle_seconds=0.5)
     trained(strategy, table, KEYS)
@@ -124,6 +126,7 @@ def test_rows_are_evicted_with_time(strategy: ParameterServerStrategy) -> None:
     eventually(only_one_is_left)
 
 
+@pytest.mark.full("servers evict by number in tests/psserver/tables/test_rarest_rows.py")
 def test_rows_of_rare_keys_make_room(strategy: ParameterServerStrategy) -> None:
     for evict, stays in (("rarest", True), ("oldest", False)):
         table = built(strategy, max_bytes=20_000, evict=evict)

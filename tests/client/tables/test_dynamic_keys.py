@@ -16,6 +16,7 @@ from stratagem.consistency import Sync
 from stratagem.nn import DynamicEmbedding
 from tests.client.clusters import Cluster, running
 from tests.client.tables.dynamic_tables import KEYS, built, trained
+from tests.full import a_few
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_gradients_go_to_their_keys_whenever_they_are_differentiated(
     assert torch.equal(table(KEYS), start - 1.0)
 
 
-@pytest.mark.parametrize("in_run", [True, False])
+@a_few("in_run", [True, False], "keys are numbered alike within and without run")
 def test_keys_are_not_numbered_for_longer_than_their_gradients_are_there(
     strategy: ParameterServerStrategy, in_run: bool
 ) -> None:

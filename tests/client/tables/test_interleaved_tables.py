@@ -18,6 +18,7 @@ from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from, stored
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.wire import RawClient
 
 ROWS = 12_289  # of 64 bytes: three parts and no more
@@ -102,6 +103,7 @@ def test_parts_of_a_table_take_rows_in_turn_and_a_small_one_has_none() -> None:
         assert torch.equal(training.module.users(ids).detach(), expected + 1)
 
 
+@pytest.mark.full("test_tables.py trains rows beside torch in any number of shards")
 def test_rows_train_to_the_same_values_however_they_are_divided() -> None:
     found = []
     for servers, shards in ((1, None), (2, None), (3, None), (2, 2)):
@@ -111,8 +113,8 @@ def test_rows_train_to_the_same_values_however_they_are_divided() -> None:
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
+@a_few(
+    "before,after",
     [
         # The servers, and the ranges of rows that there are of each table, or None.
         ((2, 2), (2, None)),
@@ -122,6 +124,8 @@ def test_rows_train_to_the_same_values_however_they_are_divided() -> None:
         ((2, None), (3, 3)),
         ((1, None), (3, None)),
     ],
+    "one change of the division stands for the others",
+    2,
 )
 def test_a_checkpoint_of_any_division_goes_on_in_another(
     before: tuple[int, int | None], after: tuple[int, int | None], tmp_path: Path
@@ -148,6 +152,7 @@ def test_a_checkpoint_of_any_division_goes_on_in_another(
         assert torch.equal(load_from(tmp_path / "two")["users.weight"], expected[:ROWS])
 
 
+@pytest.mark.full("who comes later follows the division that there is")
 def test_servers_that_begin_with_ranges_of_rows_keep_them(tmp_path: Path) -> None:
     with running(2) as cluster, started(cluster, 2) as strategy:
         training = Training(strategy)
@@ -162,7 +167,7 @@ def test_servers_that_begin_with_ranges_of_rows_keep_them(tmp_path: Path) -> Non
         assert torch.equal(training.train(3, seed=2), expected)
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, None), (None, 2)])
+@a_few("first,second", [(2, None), (None, 2)], "the division is read from servers in the same way")
 def test_who_comes_later_follows_the_division_that_the_servers_have(
     first: int | None, second: int | None
 ) -> None:
@@ -193,8 +198,8 @@ COLUMNS = [40_000 // rank for rank in range(1, 27)]
 """Rows of the tables of a click model; the first four are divided, the others are whole."""
 
 
-@pytest.mark.parametrize("placement", ["round_robin", "balanced"])
-@pytest.mark.parametrize("servers", [2, 3])
+@a_few("placement", ["round_robin", "balanced"], "the balanced placement has tests of its own")
+@a_few("servers", [2, 3], "two servers show how rows are dealt")
 def test_servers_train_as_many_rows_as_each_other_though_popular_ids_are_low(
     servers: int, placement: str
 ) -> None:

@@ -20,7 +20,7 @@ from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transport import Style
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
 from tests.client.clusters import Cluster, running
-from tests.full import by_values
+from tests.full import a_few
 
 ROWS, DIM = 20_000, 4
 
@@ -97,11 +97,13 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@by_values(
-    "limits,settings",
+@a_few(
+    "limits",
     [{}, {"admit_after": 3}, {"max_idle": 2}, {"max_bytes": 8000}, {"max_idle_seconds": 60}],
-    SETTINGS,
+    "limits say which rows there are, and not when they come",
+    2,
 )
+@a_few("settings", SETTINGS, "each setting has its own way to push, which tests of pushes take")
 def test_a_lone_worker_trains_the_same_bytes_with_it_and_without(
     settings: dict[str, Any], limits: dict[str, int]
 ) -> None:
@@ -153,7 +155,11 @@ def with_two_optimizers(training: Training, ids: torch.Tensor, _: int) -> float:
     return loss
 
 
-@pytest.mark.parametrize("step", [in_two_steps, accumulated, with_two_optimizers])
+@a_few(
+    "step",
+    [in_two_steps, accumulated, with_two_optimizers],
+    "a run with two steps has the longest way back to its rows",
+)
 def test_it_gives_the_same_bytes_however_often_runs_push(
     step: Callable[[Training, torch.Tensor, int], float],
 ) -> None:
@@ -216,8 +222,11 @@ def stepping(training: Training, ids: torch.Tensor) -> torch.Tensor:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("consistency", "is_fresh"), [("async", False), ("bounded", True), ("sync", True)]
+@a_few(
+    "consistency,is_fresh",
+    [("async", False), ("bounded", True), ("sync", True)],
+    "the mode decides who waits",
+    2,
 )
 def test_a_step_lacks_what_others_have_done_since_only_where_nobody_waits(
     consistency: str, is_fresh: bool
@@ -264,7 +273,7 @@ class Loader:
             yield torch.tensor([number])
 
 
-@pytest.mark.parametrize("failing", [0, 1, 4])
+@a_few("failing", [0, 1, 4], "the batch that fails may be any")
 @pytest.mark.parametrize("distributed", [True, False])
 def test_the_error_of_a_loader_comes_with_its_batch(
     training: Training, failing: int, distributed: bool

@@ -18,6 +18,7 @@ from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import stored
 from tests.client.clusters import running
 from tests.deploy.checkpoints.test_table_checkpoints import answer, call
+from tests.full import a_few
 
 ROWS, WIDTH = 40, 16
 BFLOAT16 = torch.bfloat16
@@ -73,7 +74,8 @@ def train(strategy: ParameterServerStrategy, model: Model, optimizer: Any, steps
         strategy.run(step, args=(torch.randint(0, ROWS, (16,), generator=generator),))
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16])
+@pytest.mark.full("rows are rounded by servers, beside what torch rounds")
+@a_few("dtype", [BFLOAT16, torch.float16], "bfloat16 and float16 are converted by the same lines")
 def test_lookups_are_float32_and_training_is_as_without(
     strategy: ParameterServerStrategy, dtype: torch.dtype
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_table_may_be_read_loaded_and_written(strategy: ParameterServerStrateg
     assert (found - value).abs().max() <= value.abs().max() * 2**-7
 
 
+@pytest.mark.full("a checkpoint of such rows is read by the next test")
 def test_checkpoints_keep_the_bytes_on_any_number_of_servers(tmp_path: Path) -> None:
     with running(2) as cluster, cluster.strategy() as strategy:
         model = trained(strategy, BFLOAT16)

@@ -22,6 +22,7 @@ from stratagem_proto.v1.variable_pb2 import TableStatistics
 from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.checkpoints import stored
 from tests.client.clusters import Cluster, running
+from tests.full import a_few
 
 ROWS = 23
 KEYS = torch.arange(40) * 2**55 - 2**60
@@ -81,13 +82,18 @@ def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
     return cluster.strategy(variable_partitioner=FixedShardsPartitioner(shards))
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SparseAdam, RowWiseAdagrad])
-@pytest.mark.parametrize(
-    ("before", "after"),
+@a_few(
+    "kind",
+    [torch.optim.SparseAdam, RowWiseAdagrad],
+    "a checkpoint has the rows of all optimizers in one form",
+)
+@a_few(
+    "before,after",
     [
         *((1, 3), (2, 2), (3, 2)),
         *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, 1), (2, 1), (3, 5), (5, 3)]),
     ],
+    "fewer servers read the parts of more ones as more do",
 )
 def test_training_goes_on_with_the_same_rows_on_any_number_of_servers(
     before: int, after: int, kind: type[torch.optim.Optimizer], tmp_path: Path
@@ -121,6 +127,7 @@ def test_tables_that_are_made_later_start_with_their_rows(tmp_path: Path) -> Non
         assert torch.equal(training.rows(), expected)
 
 
+@pytest.mark.full("steps of workers are counted alike for dense variables")
 def test_a_checkpoint_has_the_same_steps_of_workers_in_all_tables(
     tmp_path: Path,
 ) -> None:
@@ -182,7 +189,7 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@a_few("limits", LIMITS, "each limit has its own test on a server", ids=str)
 def test_admission_and_eviction_go_on_as_if_nothing_had_been(
     limits: dict[str, Any], tmp_path: Path
 ) -> None:

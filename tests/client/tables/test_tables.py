@@ -22,7 +22,7 @@ from stratagem import (
 )
 from stratagem._parameter_server.extended import ParameterServerExtended
 from tests.client.clusters import Cluster, running
-from tests.full import by_pairs
+from tests.full import by_values
 
 ROWS = 23
 
@@ -97,7 +97,7 @@ def batches(steps: int) -> Iterator[torch.Tensor]:
         yield torch.randint(0, ROWS, (6, 2), generator=generator)
 
 
-@by_pairs(
+@by_values(
     "shards,name,kind", [1, 2, 3, 7], list(OPTIMIZERS), [nn.Embedding, stratagem.nn.Embedding]
 )
 def test_rows_are_trained_as_torch_trains_them_in_any_number_of_shards(
@@ -114,6 +114,7 @@ def test_rows_are_trained_as_torch_trains_them_in_any_number_of_shards(
         assert torch.equal(table.weight.detach(), theirs.weight)
 
 
+@pytest.mark.full("initial values of rows are drawn alike by tests/proto/test_initial_values.py")
 def test_a_table_larger_than_any_machine_is_the_same_in_one_shard_and_in_three() -> None:
     found = []
     for servers in (1, 3):

@@ -148,6 +148,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.full("interrupts have tests of their own in tests/worker")
 def test_an_interrupt_that_comes_during_a_collection_is_raised() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _INTERRUPTED], env=environment, check=True, timeout=100)

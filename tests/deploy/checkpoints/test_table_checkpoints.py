@@ -22,6 +22,7 @@ from stratagem_storage.checkpoint.folder import open_checkpoint
 from stratagem_storage.checkpoint.parts import Content
 from tests.checkpoints import are_equal, load_from, save, sharded, stored, stored_table
 from tests.client.clusters import running
+from tests.full import a_few
 
 ROWS = 13
 USERS = [12, 0, 1, 7]
@@ -79,7 +80,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@a_few("servers", [1, 3], "rows are dealt to any number by one rule")
 def test_rows_go_to_other_servers(servers: int, trained: Path, tmp_path: Path) -> None:
     path = answer("reshard", trained, tmp_path / "new", "--servers", servers)["path"]
     call("verify", path)

@@ -15,6 +15,7 @@ from stratagem_deploy.cli import app
 from stratagem_deploy.processes.resources import RunRecord, on_record
 from tests.deploy.completion.shells import SHELLS, Terminal, installed, is_installed, terminal
 from tests.deploy.test_cli import VERBS
+from tests.full import a_few
 
 # A line with the word to complete, and the word that it becomes.
 LINES = {
@@ -37,7 +38,13 @@ def completions(*words: str) -> list[str]:
     return CliRunner().invoke(app, env=environment, prog_name="stratagem").output.split()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != ["bench"]], ids=" ".join)
+@a_few(
+    "verb",
+    [verb for verb in VERBS if verb != ["bench"]],
+    "options are offered from one description of all commands",
+    5,
+    ids=" ".join,
+)
 def test_each_option_of_a_command_is_offered(verb: list[str]) -> None:
     help_ = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200"}).output
     options = re.findall(r"^│ ?\*? {0,4}(--[a-z][\w-]*)", help_, re.MULTILINE)
@@ -70,6 +77,7 @@ def test_the_roles_of_a_certificate_are_offered(before: list[str]) -> None:
     assert completions("stratagem", "certs", "issue", *before, word) == [expected]
 
 
+@pytest.mark.full("no command that trains nothing loads torch, as test_cli.py shows")
 def test_options_are_offered_without_loading_torch(tmp_path: Path) -> None:
     hook = tmp_path / "torch.py"
     hook.write_text("raise SystemExit('torch is loaded')")

@@ -289,6 +289,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         page.stop()
 
 
+@pytest.mark.full("the page is shown by a server in this process")
 def test_the_command_prints_one_address_and_ends_by_a_signal(
     trained: ParameterServer, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ def test_others_are_asked_only_once_somebody_looks(places: Sequence[str]) -> Non
         eventually(was_asked)
 
 
+@pytest.mark.full("others are asked only once somebody looks")
 def test_clients_of_other_servers_have_not_come_because_somebody_looks(
     places: Sequence[str],
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_page_with_certificates_is_for_those_who_are_certified_and_have_the_to
             assert b"<title>Stratagem</title>" in answer.read()
 
 
+@pytest.mark.full("the page's own server shows it in this process")
 @pytest.mark.parametrize("kind", ["ps", pytest.param("worker", marks=pytest.mark.long)])
 def test_the_command_logs_what_signs_in(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"

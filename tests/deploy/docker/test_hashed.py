@@ -70,6 +70,7 @@ def test_all_that_is_needed_is_listed_with_its_hash(wheels: Path, tmp_path: Path
     assert (tmp_path / "image/second.py").exists()
 
 
+@pytest.mark.full("pip itself compares the hashes")
 def test_a_wheel_that_is_another_one_is_not_installed(wheels: Path, tmp_path: Path) -> None:
     listed = hashed(wheels, "first").stdout
     wheel(wheels, "second", "2.0", "first")
@@ -78,6 +79,7 @@ def test_a_wheel_that_is_another_one_is_not_installed(wheels: Path, tmp_path: Pa
     assert not (tmp_path / "image").exists()
 
 
+@pytest.mark.full("a list has all that is needed, and its hashes")
 def test_a_newer_wheel_beside_is_left_alone(wheels: Path, tmp_path: Path) -> None:
     listed = hashed(wheels, "first").stdout
     wheel(wheels, "second", "3.0")

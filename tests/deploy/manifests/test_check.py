@@ -12,6 +12,7 @@ import pytest
 from tests.deploy.manifests import containers, kubernetes
 from tests.deploy.manifests.check import manifest_problems
 from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, Manifest, render, rendered
+from tests.full import a_few
 
 MISSPELT = {
     "Certificate": "spec.uris",
@@ -41,11 +42,12 @@ def manifests() -> dict[str, Manifest]:
     return {manifest["kind"]: manifest for overlay in OVERLAYS for manifest in rendered(overlay)}
 
 
+@pytest.mark.full("each kind is misspelt by the test below")
 def test_a_field_of_each_kind_is_misspelt_here() -> None:
     assert manifests().keys() == MISSPELT.keys()
 
 
-@pytest.mark.parametrize("kind", MISSPELT)
+@a_few("kind", MISSPELT, "schemas of all kinds are looked up in one way", 6)
 def test_a_misspelt_field_of_a_manifest_is_found(kind: str) -> None:
     manifest: Any = copy.deepcopy(manifests()[kind])
     *path, field = MISSPELT[kind].split(".")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-import pytest
-
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE, TOKEN_FILE
 from tests.deploy.manifests.networks import reaches
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import COORDINATED, of_kind, programs, selects, servers
+from tests.full import a_few
 
-in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+in_each_overlay = a_few("overlay", OVERLAYS, "`make lint` validates all overlays", 4)
 
 
 @in_each_overlay

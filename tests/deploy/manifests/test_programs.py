@@ -26,9 +26,10 @@ from tests.deploy.manifests.tasks import (
     programs,
     servers,
 )
+from tests.full import a_few
 from tests.spec.cluster.kubernetes_api_server import serving
 
-in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+in_each_overlay = a_few("overlay", OVERLAYS, "`make lint` validates all overlays", 4)
 
 
 @in_each_overlay

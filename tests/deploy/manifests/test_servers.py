@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, number, port, servers
+from tests.full import a_few
 from tests.probes import SERVING, health_at
 from tests.psserver.replication.pairs import pair
 from tests.waiting import eventually
 
 MEMORY = {"Mi": 1 << 20, "Gi": 1 << 30}
 
-in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+in_each_overlay = a_few("overlay", OVERLAYS, "`make lint` validates all overlays", 4)
 
 
 @in_each_overlay

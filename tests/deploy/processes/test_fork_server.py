@@ -96,6 +96,7 @@ def test_each_has_a_session_and_nothing_of_the_others() -> None:
     assert found["descriptors"] == [0, 1, 2]
 
 
+@pytest.mark.full("fork servers are started by most tests of this folder")
 def test_a_fork_server_that_was_killed_is_replaced() -> None:
     sleeper = forked("import os, time; print(os.getppid(), flush=True); time.sleep(1000)")
     eventually(lambda: bool(sleeper.tail()))
@@ -130,6 +131,7 @@ FORKED = (
 )
 
 
+@pytest.mark.full("it matters where there is a GPU")
 def test_what_is_loaded_before_a_fork_asks_for_no_gpu() -> None:
     command = [sys.executable, "-c", LOADING, *FORKED]
     process = Process("loading", command, environment=import_path())

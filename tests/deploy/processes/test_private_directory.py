@@ -7,10 +7,9 @@ import stat
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from stratagem_deploy.processes.resources import PrivateDirectory
 from tests.deploy.processes.process_tree import python
+from tests.full import a_few
 from tests.waiting import eventually
 
 OWNER = """
@@ -40,7 +39,11 @@ def test_closing_removes_everything_and_may_be_repeated() -> None:
     assert not directory.path.exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@a_few(
+    "signum",
+    [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP],
+    "another process removes it, whatever ended its owner",
+)
 def test_it_is_removed_when_its_owner_is_ended(signum: signal.Signals) -> None:
     with python("-c", OWNER, output=subprocess.PIPE) as owner:
         assert owner.stdout

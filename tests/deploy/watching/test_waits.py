@@ -29,6 +29,7 @@ from tests.client.coordinator.here import Gate
 from tests.conftest import TOKEN
 from tests.deploy.watching.asked_doctor import AskedDoctor, Finding
 from tests.deploy.watching.slow_compute import GatedCompute
+from tests.full import a_few
 from tests.psserver.wire import LARGE, RawClient, sgd
 
 # Heartbeats come three times in a lease.
@@ -223,6 +224,7 @@ def stratagem_variable(coordination: Coordination) -> None:
         stratagem.Variable(torch.zeros(()), trainable=False, name="count")
 
 
+@pytest.mark.full("who joins is told in the same way")
 @pytest.mark.usefixtures("soon")
 def test_who_fetches_a_value_is_told_with_its_function(doctor: AskedDoctor) -> None:
     gate = Gate()
@@ -318,7 +320,7 @@ def test_a_save_names_the_server_whose_part_is_not_written(
     assert "for the part of ps:0, whose variables have 16 B" in found["what"]
 
 
-@pytest.mark.parametrize("consistency", [Async(), Sync()])
+@a_few("consistency", [Async(), Sync()], "who waits is told by the same account in every mode")
 def test_a_worker_that_is_slow_by_itself_is_named_and_who_waits_for_it_is_not(
     doctor: AskedDoctor, consistency: Consistency
 ) -> None:

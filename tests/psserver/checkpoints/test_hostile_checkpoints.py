@@ -14,6 +14,7 @@ from stratagem_psserver.checkpoints import facts_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
+from tests.full import a_few
 from tests.hostile_checkpoints import (
     ALTERATIONS,
     DAMAGES,
@@ -30,8 +31,12 @@ ATTACKS: dict[str, Callable[[Path], object]] = {
     **{name: partial(altered, change=change) for name, (change, _) in ALTERATIONS.items()},
     **SPECIAL_FILES,
     **DAMAGES,
-    "a file of 2 TiB": lying_size,
 }
+SIZED = pytest.param(
+    lying_size,
+    id="a file of 2 TiB",
+    marks=pytest.mark.full("tests/storage/test_hostile_checkpoints.py reads such a file"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,7 @@ def client(server: ParameterServer) -> Iterator[RawClient]:
         yield client
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+@pytest.mark.parametrize("attack", [*ATTACKS.values(), SIZED], ids=[*ATTACKS, None])
 def test_a_server_refuses_it_and_has_what_it_had(
     attack: Callable[[Path], object], client: RawClient, tmp_path: Path
 ) -> None:
@@ -106,7 +111,13 @@ def test_facts_that_no_server_writes_are_refused(
         pass
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+@a_few(
+    "attack",
+    [*ATTACKS.values(), SIZED],
+    "a server reads the folder as where it is asked to, which is tried above",
+    6,
+    ids=[*ATTACKS, None],
+)
 def test_a_server_does_not_start_from_it(attack: Callable[[Path], object], tmp_path: Path) -> None:
     folder = saved(tmp_path / "run")
     facts = facts_of(ServerState(ServerSettings()))

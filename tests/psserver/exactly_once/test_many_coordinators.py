@@ -72,6 +72,7 @@ def known(server: ParameterServer) -> dict[str, Any]:
     return {name: facts[name] for name in ("closures", "data", "optimizers")}
 
 
+@pytest.mark.full("limits of places are held by the ledger's own tests")
 @pytest.mark.parametrize(
     "make", [pytest.param(end, marks=pytest.mark.full("to add makes coordinators, too")), add]
 )

@@ -17,6 +17,7 @@ from stratagem_psserver.optimization.gradients import StepGradients, as_sparse
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.creation import initial_values
 from stratagem_psserver.variables.store import VariableStore
+from tests.full import a_few
 from tests.psserver.fast.test_row_groups import CASES
 from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.tables.specs import (
@@ -156,7 +157,7 @@ def test_tables_whose_counts_of_steps_differ_are_stepped_apart() -> None:
     assert ours.repeated > 0
 
 
-@pytest.mark.parametrize(
+@a_few(
     "limits",
     [
         {"admission_count": 2},
@@ -164,6 +165,8 @@ def test_tables_whose_counts_of_steps_differ_are_stepped_apart() -> None:
         {"max_rows": 60},
         {"max_bytes": 16_000, "admission_count": 2, "evict_after_writes": 2},
     ],
+    "each limit has its own test beside checked steps",
+    2,
 )
 def test_admission_and_eviction_are_those_of_checked_steps(limits: dict[str, int]) -> None:
     generator = torch.Generator().manual_seed(4)

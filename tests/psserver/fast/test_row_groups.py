@@ -17,6 +17,7 @@ from stratagem_psserver.fast.same_bytes import sparse_rule
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.store import VariableStore
+from tests.full import by_pairs
 from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.optimization.twins import hosting
 from tests.psserver.wire import optimizer_program
@@ -47,9 +48,12 @@ def some_rows(generator: torch.Generator, count: int) -> torch.Tensor:
     return torch.randperm(ROWS, generator=generator)[:count].sort().values
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("width", [(), (1,), (16,), (3, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@by_pairs(
+    "case,width,dtype",
+    [*CASES],
+    [(), (1,), (16,), (3, 5)],
+    [torch.float32, torch.float64, torch.bfloat16],
+)
 def test_rows_have_the_bytes_of_checked_steps(
     case: str, width: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -22,6 +22,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.wire import (
     RawClient,
     encoded,
@@ -121,7 +122,13 @@ def dense(one: Lookups) -> None:
 EVENTS = [nothing, unsorted, repeated, out_of_range, assigned, recreated, dense]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@a_few(
+    "event",
+    EVENTS,
+    "events end a plan by one version of the store",
+    3,
+    ids=lambda event: event.__name__,
+)
 def test_pushes_are_the_same_without_plans(
     event: Callable[[Lookups], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

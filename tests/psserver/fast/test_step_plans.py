@@ -28,6 +28,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.fast.headers import NAMES, adam, header, kept
 from tests.psserver.wire import (
     RawClient,
@@ -139,7 +140,13 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@a_few(
+    "event",
+    EVENTS,
+    "events end a plan by one version of the store",
+    4,
+    ids=lambda event: event.__name__,
+)
 def test_steps_are_the_same_without_plans(
     event: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

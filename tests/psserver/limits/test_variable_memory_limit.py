@@ -22,6 +22,7 @@ from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.process import serving
 from tests.psserver.tables.specs import dynamic, table_spec
 from tests.psserver.wire import RawClient, encoded, optimizer_program, sgd
@@ -162,6 +163,7 @@ def test_a_step_that_a_table_has_no_room_for_changes_no_table(
     client.assign("b", torch.ones(10, 2), rows=torch.arange(10))
 
 
+@pytest.mark.full("limits of tables have tests in tests/psserver/tables")
 def test_a_table_with_a_limit_of_its_own_makes_room_itself(client: RawClient) -> None:
     limits = dynamic(max_bytes=LIMIT // 2)
     client.create_as([table_spec("t", (0, 10), table=limits)], [])
@@ -169,8 +171,13 @@ def test_a_table_with_a_limit_of_its_own_makes_room_itself(client: RawClient) ->
         client.assign("t", torch.ones(100, 10), rows=batch)
 
 
+@pytest.mark.full("options are read by one parser, which has tests of its own")
 @pytest.mark.unlogged
-@pytest.mark.parametrize("arguments", [["--variable-bytes", "1000"], []])
+@a_few(
+    "arguments",
+    [["--variable-bytes", "1000"], []],
+    "all options come from either place by one parser",
+)
 def test_the_limit_comes_from_the_command_line_or_the_environment(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_steps_that_are_taken_meanwhile_come_along(tmp_path: Path, durability: s
             assert stepped(again) == [4.0] * 5
 
 
+@pytest.mark.full("moves that are given up are in test_moves.py")
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_move_that_takes_too_long_is_given_up_meanwhile(tmp_path: Path, durability: str) -> None:
     with served(tmp_path, durability) as (cluster, client):

@@ -74,6 +74,7 @@ def test_rows_go_while_nobody_writes(tmp_path: Path) -> None:
         assert rows_of(server)[1].evicted_rows == 3
 
 
+@pytest.mark.full("images and logs have the same rows lost")
 @pytest.mark.unlogged
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_backup_has_lost_the_same_rows(tmp_path: Path, durability: str) -> None:

@@ -11,6 +11,7 @@ from stratagem_proto.programs.operations import OPERATIONS, Effect, Operation
 from stratagem_proto.v1.update_program_pb2 import GraphInput
 from stratagem_psserver.programs.graph_run import PreparedRun, prepare
 from stratagem_psserver.programs.graphs import compile_graph
+from tests.full import a_few
 from tests.graph_programs import Argument, Ref, node, program, tensor, written
 
 
@@ -154,7 +155,7 @@ def test_an_operation_gives_in_a_program_what_it_gives_alone(
     torch.testing.assert_close(single.total, single.result.double(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("operation", NEW, ids=NAME)
+@a_few("operation", NEW, "operations of a kind are foreseen by one rule", 50, ids=NAME)
 def test_the_memory_of_an_operations_results_is_foreseen(operation: Operation) -> None:
     results = called(operation)
     assert AsProgram(operation).prepared().nbytes == sum(one.nbytes for one in results)

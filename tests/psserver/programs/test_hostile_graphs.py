@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -31,9 +31,13 @@ TERABYTE = program(
     node("aten.clone.default", Ref(1)),
     ADD_TO_INPUT,
 )
-MILLION = program([written()])
-MILLION.nodes.extend([GraphNode(operation="aten.neg.default")] * 1_000_000)
 IDLE = program([written()], node("aten.neg.default", Ref(0)))
+
+
+def million() -> GraphProgram:
+    graph = program([written()])
+    graph.nodes.extend([GraphNode(operation="aten.neg.default")] * 1_000_000)
+    return graph
 
 
 @pytest.fixture
@@ -56,19 +60,19 @@ def run(client: RawClient, graph: GraphProgram) -> None:
 @pytest.mark.parametrize(
     ("hostile", "error", "says"),
     [
-        (PASSWORDS, InvalidArgumentError, r"aten\.from_file"),
-        (TERABYTE, InvalidArgumentError, "bytes"),
-        (MILLION, ResourceExhaustedError, "1000000 nodes"),
-        (IDLE, InvalidArgumentError, "never writes"),
+        (lambda: PASSWORDS, InvalidArgumentError, r"aten\.from_file"),
+        (lambda: TERABYTE, InvalidArgumentError, "bytes"),
+        (million, ResourceExhaustedError, "1000000 nodes"),
+        (lambda: IDLE, InvalidArgumentError, "never writes"),
     ],
     ids=["from_file", "a terabyte", "a million nodes", "no write"],
 )
 def test_a_hostile_graph_is_refused_before_anything_runs(
-    client: RawClient, hostile: GraphProgram, error: type[Exception], says: str
+    client: RawClient, hostile: Callable[[], GraphProgram], error: type[Exception], says: str
 ) -> None:
     before = client.everything()
     with pytest.raises(error, match=says):
-        run(client, hostile)
+        run(client, hostile())
     assert client.everything() == before
 
 

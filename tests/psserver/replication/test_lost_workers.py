@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stratagem_psserver.server import ParameterServer
+from tests.full import a_few
 from tests.psserver.replication.pairs import (
     Pair,
     await_primary,
@@ -56,7 +57,7 @@ def test_who_was_told_that_a_worker_is_lost_is_told_so_by_the_next_primary(
         assert not first.waits(backup, 2)
 
 
-@pytest.mark.parametrize("comes_later", [False, True])
+@a_few("comes_later", [False, True], "who comes later is shown by the test before")
 def test_a_worker_that_may_come_back_is_waited_for_by_the_next_primary(
     tmp_path: Path, comes_later: bool
 ) -> None:

@@ -80,6 +80,7 @@ def grown(both: Pair) -> tuple[ParameterServer, ParameterServer]:
     return primary, backup
 
 
+@pytest.mark.full("replicas that differ in nothing are compared by the tests below")
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_equal_replicas_have_equal_digests(tmp_path: Path, durability: str) -> None:
     with pair(tmp_path, durability=durability, **_PATIENT) as both:

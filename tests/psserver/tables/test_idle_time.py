@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.retention import IdleTime
 from stratagem_psserver.tables.table import Table
+from tests.full import a_few
 from tests.psserver.tables.specs import ZEROS, dynamic, table_spec
 
 LIMIT = 800
@@ -45,7 +45,7 @@ def test_a_row_goes_once_it_was_idle_for_the_time_and_not_before() -> None:
     assert table.statistics().evicted_rows == 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@a_few("seed", range(5), "one draw is as good as another before a commit")
 def test_rows_go_within_a_quarter_more_whatever_is_written_when(seed: int) -> None:
     chance, table, now = random.Random(seed), table_of(), 0
     last: dict[int, int] = {}

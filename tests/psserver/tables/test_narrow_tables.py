@@ -21,6 +21,7 @@ from stratagem_storage.checkpoint.folder import NewCheckpoint, open_checkpoint, 
 from stratagem_storage.checkpoint.index import Index
 from stratagem_storage.checkpoint.parts import write_part
 from tests.checkpoints import load_from
+from tests.full import a_few
 from tests.psserver.optimization.twins import run
 from tests.psserver.persistence.servers import client_of, killed, logged
 from tests.psserver.replication.pairs import pair, state_of_backup, state_of_primary
@@ -122,7 +123,7 @@ def stored_bytes(server: ParameterServer) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@a_few("dtype", DTYPES, "rows of either type are bytes in a log")
 def test_a_server_that_comes_back_has_the_same_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
@@ -141,6 +142,7 @@ def test_a_server_that_comes_back_has_the_same_bytes(tmp_path: Path, dtype: torc
         assert torch.equal(found, found.to(dtype).float())
 
 
+@pytest.mark.full("a server that comes back reads the same records")
 @pytest.mark.unlogged
 def test_a_backup_has_the_same_bytes(tmp_path: Path) -> None:
     with pair(tmp_path, failover_seconds=15.0) as both:

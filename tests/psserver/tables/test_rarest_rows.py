@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 
 from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST
@@ -30,6 +31,7 @@ def test_rows_written_least_often_go_first_and_of_equals_the_oldest() -> None:
     assert kept(table) == [1, 2, 6, 7]
 
 
+@pytest.mark.full("what goes first is shown row by row")
 def test_what_is_popular_stays_where_the_oldest_would_go() -> None:
     """Two keys that come often, with long breaks, in a stream of keys that come once."""
     found = {}
@@ -60,6 +62,7 @@ def test_old_favourites_leave() -> None:
     assert 6 * MOST < rounds * 8 < 11 * MOST
 
 
+@pytest.mark.full("which rows go first is shown row by row")
 def test_counts_go_with_their_rows() -> None:
     generator = torch.Generator().manual_seed(2)
     table, times, aged = rarest_goes(), Counter[int](), 0

@@ -193,6 +193,7 @@ def test_a_loader_that_shuffles_does_so_in_each_epoch(
     assert steps(fixed) == steps(fixed)
 
 
+@pytest.mark.full("processes of loaders are read by test_input_workers.py")
 @pytest.mark.spec("INP-48")
 def test_a_loader_with_processes_can_be_distributed(strategy: TwoReplicas) -> None:
     loader = batches(4, 2, num_workers=1, multiprocessing_context="spawn")

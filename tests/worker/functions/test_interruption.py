@@ -250,6 +250,7 @@ def test_garbage_that_is_collected_meanwhile_locks_nobody_up() -> None:
     subprocess.run([sys.executable, "-c", _COLLECTING], env=environment, check=True, timeout=100)
 
 
+@pytest.mark.full("whenever it comes, only what was meant is interrupted")
 def test_it_does_not_come_where_python_drops_it() -> None:
     """Most of the time, a `__del__` runs."""
 
@@ -278,6 +279,7 @@ def slow_collections() -> Iterator[None]:
     gc.callbacks.remove(called)
 
 
+@pytest.mark.full("that nobody is locked up by garbage is shown above")
 @pytest.mark.usefixtures("slow_collections")
 def test_it_does_not_come_where_the_collector_calls_back() -> None:
     for _ in range(20):

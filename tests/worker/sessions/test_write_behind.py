@@ -28,6 +28,7 @@ from stratagem_worker.functions import Interrupted
 from stratagem_worker.server import WorkerServer
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE, connected, loaded, payload_of
 
@@ -215,7 +216,7 @@ def test_writes_that_are_cut_off_are_applied_once(
     assert values() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("cuts", [False, True])
+@a_few("cuts", [False, True], "requests are repeated by the session, which has tests of its own")
 def test_writes_that_wait_for_others_are_applied_once_before_they_are_looked_at(
     strategy: ParameterServerStrategy, cuts: bool
 ) -> None:
@@ -319,7 +320,11 @@ def write_and_spin() -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("function", [write_at_gate, write_and_read, write_and_spin])
+@a_few(
+    "function",
+    [write_at_gate, write_and_read, write_and_spin],
+    "a function is given up wherever it stands",
+)
 def test_a_function_that_is_given_up_waits_for_no_server_that_is_away(
     link: WorkerLink, lonely: Lonely, function: Callable[[], None]
 ) -> None:
