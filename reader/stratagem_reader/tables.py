@@ -47,7 +47,7 @@ class StoredPart:
 
     def _new_index(self, keys: torch.Tensor) -> KeyIndex | PositionArray:
         if self._vocabulary is None:
-            return KeyIndex.of(keys)
+            return KeyIndex.from_keys(keys)
         index = PositionArray(self._vocabulary)
         index.insert(keys, torch.arange(len(keys)))
         return index
@@ -257,5 +257,5 @@ class ReplicaTable:
     def takes(self, whole: WholeTable) -> bool:
         """Return whether it is the same table, divided in the same way."""
         mine = [(part.name, part.division) for part in self.parts]
-        theirs = [(part.table.name, PartRows.of(part.table.spec)) for part in whole.parts]
+        theirs = [(part.table.name, PartRows.from_spec(part.table.spec)) for part in whole.parts]
         return (self.spec, mine) == (whole.spec, theirs)

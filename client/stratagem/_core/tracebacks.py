@@ -25,6 +25,7 @@ _INSIDE = (
     "stratagem",
     "stratagem_deploy",
     "stratagem_proto",
+    "stratagem_reader",
     "stratagem_rpc",
     "stratagem_storage",
     "stratagem_worker",

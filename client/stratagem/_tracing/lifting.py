@@ -50,7 +50,15 @@ _STATIC = (
 )
 _NAMED = (BuiltinFunctionType, FunctionType, ModuleType, type)
 _LIBRARIES = frozenset(
-    {"torch", "numpy", "stratagem", "stratagem_proto", "stratagem_rpc", "stratagem_storage"}
+    {
+        "torch",
+        "numpy",
+        "stratagem",
+        "stratagem_proto",
+        "stratagem_reader",
+        "stratagem_rpc",
+        "stratagem_storage",
+    }
 )
 _CONSTANT_MODULES = frozenset({"torch", "math", "builtins", "operator", "stratagem"})
 # The outcome of these does not follow from what a function captures.
