@@ -14,6 +14,7 @@ import pytest
 
 from stratagem._version import __version__
 from stratagem_deploy.processes.process import import_path
+from tests.tables import read_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
@@ -89,6 +90,15 @@ def test_the_newest_version_in_the_changelog_is_this_one() -> None:
 def test_the_picture_is_read_in_a_few_minutes() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert len(page.split()) < LONGEST_PICTURE
+
+
+def test_what_the_parts_cost_is_what_the_product_costs() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## What each part costs")
+    parts = re.findall(r"^\| [^|]+ \| ([\d,]+) \|", table, flags=re.MULTILINE)
+    said = sum(int(each.replace(",", "")) for each in parts)
+    lines = read_tables(ROOT / "tests" / "budget.toml")["lines_of_code"]
+    assert said == pytest.approx(lines, rel=0.03), "mend the lines of the parts that changed"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,16 @@ def test_the_files_and_folders_that_a_page_names_are_there(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", ABOUT_THE_CODE, ids=title)
+def test_a_file_without_its_folder_is_in_a_folder_that_the_page_names(page: Path) -> None:
+    """Else it may have moved, and the name has found a file of somewhere else."""
+    spans = " ".join(code_spans(page))
+    files = {span for span in code_spans(page) if re.fullmatch(r"[\w-]+\.(py|proto)", span)}
+    folders = {name: {path.parent.name for path in paths() if path.name == name} for name in files}
+    lost = {name for name, found in folders.items() if not any(each in spans for each in found)}
+    assert not lost, f"say where {lost} are"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=title)
 def test_the_classes_that_a_page_names_are_there(page: Path) -> None:
     named = {name for span in code_spans(page) for name in CLASS.findall(span)}
