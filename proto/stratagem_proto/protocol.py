@@ -1,4 +1,8 @@
-"""Constants and checks on which clients and servers must agree, besides the messages."""
+"""What clients and servers must agree on besides the messages.
+
+That is the version of the protocol, limits of sizes and names, which of two versions of a variable
+is newer, and what a session is called where its id is not told.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels of gRPC: their options, the transports that take their place, and deadlines of calls."""
+"""Channels of gRPC: how to open one, their options and deadlines, and what may take their place."""
 
 from __future__ import annotations
 

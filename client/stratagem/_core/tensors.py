@@ -1,4 +1,7 @@
-"""What stands in for a tensor: torch functions, Python's operators, and rows of a tensor."""
+"""Objects that stand in for a tensor, in torch's functions and under Python's operators.
+
+`IndexedSlices` are some rows of a tensor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public `Variable`, and the plain one: one tensor on one device of this process."""
+"""The public `Variable`, and `LocalVariable`: one tensor on one device of this process."""
 
 from __future__ import annotations
 

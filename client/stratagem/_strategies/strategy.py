@@ -1,4 +1,4 @@
-"""The public face of every strategy, with earlier spellings, and which one is in charge."""
+"""`Strategy`, the public face of all strategies; its earlier spellings; the default strategy."""
 
 from __future__ import annotations
 

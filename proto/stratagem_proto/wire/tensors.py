@@ -1,4 +1,4 @@
-"""Tensors as descriptions and raw bytes."""
+"""Tensors on the wire: a `TensorSpec` says dtype and shape, and raw bytes are the elements."""
 
 from __future__ import annotations
 
