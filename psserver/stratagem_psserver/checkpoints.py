@@ -71,6 +71,7 @@ def facts_of(state: ServerState) -> dict[str, Any]:
         "restored": state.restored.facts(),
         "run": state.restored.run_facts(),
         "counted": state.ledger.counted.facts(),
+        "published": state.publication.facts(),
     }
 
 
@@ -153,6 +154,7 @@ def resume_facts(state: ServerState, facts: Mapping[str, Any]) -> None:
     state.barriers.restore(facts.get("barriers", {}))
     state.ledger.counted.restore(facts.get("counted", {}))
     state.restored.restore_run(facts.get("run"))
+    state.publication.restore(facts.get("published"))
     announced = facts.get("restored", ())
     state.restored.restore(announced, awaited=[session for _, session in announced])
 

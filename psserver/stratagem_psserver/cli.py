@@ -95,6 +95,11 @@ class ServerOptions(ServingOptions):
         ge=0.1,
         description="Seconds between comparisons of all bytes of primary and backup.",
     )
+    publication_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Most bytes of increments of published versions, for readers that follow.",
+    )
     restore: Path | None = Field(
         None,
         description="Folder or URL of checkpoints; the server restores the latest one, if any.",

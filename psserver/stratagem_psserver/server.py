@@ -229,6 +229,7 @@ class ParameterServer(RpcServer):
         for kept in (self._persistence, self._replicated):
             if kept is not None:
                 kept.tend()
+        self._state.publication.tend(self._state.store.memory_limit.left)
         if self._replicated is None or self._replicated.is_serving:
             self._evictions.tend(self._state)
         if self._replicated is not None:

@@ -22,6 +22,7 @@ from stratagem_proto.v1 import (
     closure_pb2,
     consistency_pb2,
     draws_pb2,
+    publication_pb2,
     session_pb2,
     succession_pb2,
 )
@@ -45,6 +46,7 @@ from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.exactly_once.receiving import Chunks
 from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
+from stratagem_psserver.rpcs.publication import PublicationRpcs
 from stratagem_psserver.rpcs.sessions import (
     BarrierRpcs,
     ClosureRpcs,
@@ -98,6 +100,7 @@ _SERVICE = SERVICE_FILE.services_by_name["ParameterServerService"]
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"]
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"]
 _DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"]
+_PUBLICATION = publication_pb2.DESCRIPTOR.services_by_name["PublicationService"]
 _SUCCESSION = succession_pb2.DESCRIPTOR.services_by_name["SuccessionService"]
 
 SERVICE = _SERVICE.full_name
@@ -149,7 +152,8 @@ def _methods(state: ServerState) -> Handlers:
 
 
 def _smaller_services(state: ServerState, saves: Saves) -> Mapping[ServiceDescriptor, Handlers]:
-    unary, checkpoints, closures = Methods(state.changes).unary, checkpoint_pb2, closure_pb2
+    make, checkpoints, closures = Methods(state.changes), checkpoint_pb2, closure_pb2
+    unary, publishing = make.unary, PublicationRpcs(state)
     saving, drawing, succeeding = (
         CheckpointRpcs(state, saves),
         DrawRpcs(state),
@@ -171,6 +175,11 @@ def _smaller_services(state: ServerState, saves: Saves) -> Mapping[ServiceDescri
         _DATA: {
             "OpenPass": unary(draws_pb2.OpenPassRequest, drawing.open),
             "DrawBatch": unary(draws_pb2.DrawBatchRequest, drawing.draw),
+        },
+        _PUBLICATION: {
+            "Publish": make.upload(publication_pb2.PublishHeader, publishing.publish),
+            "ListVersions": unary(publication_pb2.ListVersionsRequest, publishing.list),
+            "ReadVersion": make.download(publication_pb2.ReadVersionRequest, publishing.read),
         },
         _SUCCESSION: {
             "AwaitVacancy": unary(succession_pb2.AwaitVacancyRequest, succeeding.await_vacancy),

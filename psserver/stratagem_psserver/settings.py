@@ -63,6 +63,8 @@ class ServerSettings(ServingSettings):
         advertise: The "host:port" at which others reach this replica; by default `bind`.
         failover_seconds: The backup takes over after so many seconds without a sign of the primary.
         verify_seconds: Seconds between comparisons of all bytes of primary and backup.
+        publication_bytes: Most bytes that the increments of published versions take, which are kept
+            for readers that follow; the oldest go first. Who lacks one takes a whole version.
 
     Raises:
         InvalidArgumentError: As for servers of every kind; or what is said of replicas does not go
@@ -90,6 +92,7 @@ class ServerSettings(ServingSettings):
     advertise: str = ""
     failover_seconds: float = 1.0
     verify_seconds: float = 60.0
+    publication_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ from stratagem_psserver.log.changes import Changes
 from stratagem_psserver.optimization.gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
+from stratagem_psserver.publication import Publication
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Absences, Rounds
@@ -127,8 +128,7 @@ class ServerState:
         self.budget = Budget(settings.staged_bytes, self._reclaim, self.clock)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
-        self.kept = KeptGradients()
-        self.clocks, self.inputs = Clocks(), InputOrders()
+        self.kept, self.clocks, self.inputs = KeptGradients(), Clocks(), InputOrders()
         self.data = DataLedgers()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
@@ -141,6 +141,9 @@ class ServerState:
         self.gate = CheckpointGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.memory_limit)
+        self.publication = Publication(
+            self.snapshots, self.waits, self.compute, self.clock, settings
+        )
         self.staging = Staging(settings.label)
         self.closures = ClosureLedger(self.ledger.programs)
         self.changes = Changes()
@@ -166,9 +169,13 @@ class ServerState:
 
     def boundary(self) -> RpcBoundary:
         """Return what every call of the server crosses."""
+        return RpcBoundary(self.handshakes, self.figures, self.known, self.permissions)
+
+    @property
+    def permissions(self) -> Permissions | None:
+        """What its policy lets callers do; None if it has none."""
         policy = self.settings.policy
-        permissions = Permissions(policy, self._owners) if policy else None
-        return RpcBoundary(self.handshakes, self.figures, self.known, permissions)
+        return Permissions(policy, self._owners) if policy else None
 
     def _owners(self, name: str) -> Iterable[str]:
         """Return the variables under which a name counts, now or in a snapshot."""

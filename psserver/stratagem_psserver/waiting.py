@@ -115,6 +115,14 @@ class Waits:
                 return await asyncio.wait_for(self._poll(subject, met), seconds)
         return outcome
 
+    async def news(
+        self, subject: Hashable, met: Callable[[], Outcome | None], seconds: float
+    ) -> Outcome | None:
+        """Wait as `until` does, for somebody who holds nobody up, and whom no status tells of."""
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self._poll(subject, met), seconds)
+        return None
+
     @contextmanager
     def _counted(self, waiter: Waiter) -> Iterator[None]:
         """Return a context in which a request counts in the share of its client."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from stratagem._checkpoints.restoring import RestoreStatus
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
+from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
 from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
@@ -261,6 +262,63 @@ class CheckpointedStrategy(Strategy):
         """
         require_cross_replica_or_default(self.extended, "snapshot")
         return self.extended._cluster.snapshot()
+
+    def publish(self) -> int:
+        """Publish the values of all servers, as they are at one moment, as a version.
+
+        Readers outside of the cluster follow versions: of each they take what has changed since the
+        one before, or all of it. The moment is found as for `save`, and a version has what a
+        checkpoint has without the state of optimizers. Servers keep the latest version for readers
+        that come anew: until the next one, values that change are copied before.
+
+        Only the chief publishes; buffers of its modules are a part of the version.
+
+        Returns:
+            The number of the version, which is greater than those before: milliseconds since 1970,
+            unless versions follow each other faster. It grows also over servers that were restored.
+
+        Raises:
+            FailedPreconditionError: This is not the chief, another program publishes, a server is
+                hidden from this task, or there is no cluster.
+            InvalidArgumentError: safetensors does not know a variable's dtype.
+            PermissionDeniedError: The policy of a server does not let this task publish.
+            DeadlineExceededError: Workers were in the midst of a step for `peer_seconds`.
+            SessionLostError: A server was restarted; publish again.
+            UnavailableError: A server cannot be reached. What others have got of this version no
+                reader takes; publish again.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(self.extended, "publish")
+        return self.extended._cluster.publish()
+
+    def publish_every(
+        self, seconds: float | None = None, *, steps: int | None = None
+    ) -> PeriodicPublishing:
+        """Publish a version now and then, while this program trains.
+
+        As `publish`, in a thread of its own: what the program has written to parameters outside of
+        steps is published after the next step. A version that cannot be published is told in the
+        log of this program, and tried again::
+
+            with strategy.publish_every(seconds=0.2):
+                for batch in batches:
+                    strategy.run(train_step, args=(batch,))
+
+        Args:
+            seconds: The time from one version to the next, in seconds.
+            steps: Instead of it, how many steps of this task lie between two versions: each `run`
+                is one, and outside of `run` each optimizer's step or assignment. The functions of a
+                coordinator are steps of its workers, so give it `seconds`.
+
+        Returns:
+            What ends it: leave its `with` block, or call its `close()`. `strategy.close()` ends it,
+            too.
+
+        Raises:
+            InvalidArgumentError: Neither or both are given, or one is not above 0.
+            FailedPreconditionError: As of `publish`.
+        """
+        return self.extended._cluster.publish_every(seconds, steps)
 
     def forget(self, *objects: nn.Module | Variable | ShardedVariable | Optimizer) -> list[str]:
         """Delete what the program needs no more, as the models of a search, on the servers.

@@ -25,6 +25,7 @@ from stratagem._input.iterator import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import can_be_read_again
 from stratagem._parameter_server.checkpoints.progress import COUNTS_OR_COORDINATES
+from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
 from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
 from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -319,6 +320,17 @@ class TrainingCluster:
                 self._refresh()
             yield
 
+    def publish(self) -> int:
+        """Publish a version; see `ParameterServerStrategy.publish`."""
+        publisher = self._checkpoints.publisher("publish()")
+        with entered(self._container_strategy()):
+            self._refresh()
+        return publisher.publish()
+
+    def publish_every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
+        """Publish now and then; see `ParameterServerStrategy.publish_every`."""
+        return self._checkpoints.publisher("publish_every()").every(seconds, steps)
+
     def _refresh(self) -> None:
         self._container_strategy().extended._before_replicas()
 
@@ -367,6 +379,14 @@ class OneProcess:
         """Return a context in which nobody else changes anything: any."""
         return nullcontext()
 
+    def publish(self) -> int:
+        """Raise FailedPreconditionError: there are no servers."""
+        raise _no_servers("publish()")
+
+    def publish_every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
+        """Raise FailedPreconditionError: there are no servers."""
+        raise _no_servers("publish_every()")
+
     @property
     def servers(self) -> Servers:
         """Raise FailedPreconditionError: there are none."""
@@ -382,6 +402,13 @@ class OneProcess:
 
     def flush(self) -> None:
         """Nothing is ever in flight."""
+
+
+def _no_servers(method: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"{method} publishes what servers hold, and this strategy has no cluster; give it a "
+        "resolver or set TF_CONFIG, or save() a file and read that"
+    )
 
 
 class UnbuiltDataset(DistributedDataset):

@@ -112,6 +112,7 @@ class ServerGroup:
         snapshot: The cut of which all is read, while nothing may be changed; empty for what is
             there now.
         changes: How often something was changed, other than by steps.
+        client: Names this client in its sessions with all servers.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class ServerGroup:
             made.append(
                 Connection(task, address, told, deadlines or Deadlines(), self.steps, directory)
             )
+        self.client: bytes = client.client
         self._connections = connections = tuple(made)
         self._backlog = Backlog(self.steps)
         self._in_flight: InFlightPush = _NoPush()
@@ -153,6 +155,13 @@ class ServerGroup:
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
         # A copy talks to the same servers, in sessions of its own.
+        return ServerGroup(*self._description)
+
+    def beside(self) -> ServerGroup:
+        """Return the same servers, in sessions of another client of this process.
+
+        Its requests do not wait for those of this one, which has to stay there.
+        """
         return ServerGroup(*self._description)
 
     def __len__(self) -> int:

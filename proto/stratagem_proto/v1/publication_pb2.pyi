@@ -37,18 +37,20 @@ class PublishResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class VersionLink(_message.Message):
-    __slots__ = ("version", "previous", "cut", "nbytes", "published_at")
+    __slots__ = ("version", "previous", "cut", "nbytes", "published_at", "previous_cut")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_CUT_FIELD_NUMBER: _ClassVar[int]
     version: int
     previous: int
     cut: bytes
     nbytes: int
     published_at: int
-    def __init__(self, version: _Optional[int] = ..., previous: _Optional[int] = ..., cut: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., published_at: _Optional[int] = ...) -> None: ...
+    previous_cut: bytes
+    def __init__(self, version: _Optional[int] = ..., previous: _Optional[int] = ..., cut: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., published_at: _Optional[int] = ..., previous_cut: _Optional[bytes] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
     __slots__ = ("asking", "after", "wait_seconds")

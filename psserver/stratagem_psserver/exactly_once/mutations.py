@@ -332,6 +332,11 @@ class Mutations:
         """Whether no request may begin to be applied now."""
         return self._paused is not None
 
+    @property
+    def applies_one(self) -> bool:
+        """Whether nothing is being applied beside the request that asks."""
+        return self._applying == 1
+
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Return a context for a change that is no request's, for whose end pauses wait."""
@@ -340,6 +345,7 @@ class Mutations:
             yield
         finally:
             self._applying -= 1
+            self._waits.changed(STEPS)
             if self._paused is not None:
                 self._waits.changed(_PAUSE)
 

@@ -14,7 +14,13 @@ from typing_extensions import Self
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.v1 import closed_step_pb2, consistency_pb2, draws_pb2, succession_pb2
+from stratagem_proto.v1 import (
+    closed_step_pb2,
+    consistency_pb2,
+    draws_pb2,
+    publication_pb2,
+    succession_pb2,
+)
 from stratagem_proto.v1 import log_pb2 as logged
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
@@ -34,6 +40,7 @@ from stratagem_psserver.exactly_once.numbering import intent_of
 from stratagem_psserver.exactly_once.sessions import Session, session_of
 from stratagem_psserver.persistence.images import Image
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
+from stratagem_psserver.rpcs.publication import PublicationRpcs
 from stratagem_psserver.rpcs.sessions import DrawRpcs, SuccessionRpcs, end_closures
 from stratagem_psserver.rpcs.steps import ConsistencyRpcs, ContributionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
@@ -221,6 +228,7 @@ def _methods(state: ServerState) -> Mapping[str, _Method]:
         "OpenPass": _Method(draws_pb2.OpenPassRequest, draws.open),
         "DrawBatch": _Method(draws_pb2.DrawBatchRequest, draws.draw),
         "Succeed": _Method(succession_pb2.SucceedRequest, SuccessionRpcs(state).succeed),
+        "Publish": _Method(publication_pb2.PublishHeader, PublicationRpcs(state).publish, True),
         "RestoreVariables": _Method(
             RestoreVariablesRequest, CheckpointRpcs(state, Saves(state)).restore
         ),

@@ -12,6 +12,7 @@ from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints import Saved, Saves
 from stratagem_psserver.exactly_once.counted_steps import check_positions
 from stratagem_psserver.exactly_once.sessions import Session
+from stratagem_psserver.increments import description_of
 from stratagem_psserver.restoration import (
     StagedVariables,
     check_run,
@@ -52,6 +53,7 @@ class CheckpointRpcs:
         return pb.HoldStepsResponse(
             clients=[_encoded_progress(each, id_) for id_, each in gate.progress().items()],
             left=map(_encoded_progress, gate.left()),
+            published=state.publication.version,
         )
 
     async def release(self, request: pb.ReleaseStepsRequest) -> pb.ReleaseStepsResponse:
@@ -199,20 +201,6 @@ def _encoded_progress(progress: Progress, client: bytes = b"") -> pb.ClientProgr
 
 def _encoded_part(saved: Saved) -> pb.SavedPart:
     part, facts = saved
-    return pb.SavedPart(
-        name=part.name,
-        nbytes=part.file.nbytes,
-        blocks=part.file.blocks,
-        digests=part.file.digests,
-        tensors=[
-            pb.SavedTensor(
-                spec=each.spec,
-                begin=each.begin,
-                version=each.version,
-                rows=each.rows,
-                changed=each.changed,
-            )
-            for each in part.tensors
-        ],
-        state=facts,
-    )
+    message = description_of(part)
+    message.state = facts
+    return message

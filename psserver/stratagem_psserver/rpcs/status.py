@@ -41,6 +41,8 @@ class ParameterServerFacts:
             mine.log.CopyFrom(report)
         if state.succession.incumbent.number:
             mine.incumbent.CopyFrom(state.succession.incumbent)
+        if (published := state.publication.report()) is not None:
+            mine.publication.CopyFrom(published)
         mine.recorded_closures = state.closures.count
         mine.recorded_closure_bytes = state.closures.nbytes
         await self._fill_variables(mine, with_variables)

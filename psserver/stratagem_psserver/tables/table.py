@@ -28,6 +28,9 @@ _ADVICE = "use more servers, or a table with a limit"
 _NONE = torch.empty(0, dtype=torch.int64)
 _MOST_COUNTED = 2**31 - 3
 
+VALUE_CHANGED, KEY_CHANGED = 1, 3
+"""What a publication has to know of a row: a row with another key has other values, too."""
+
 
 class Table:
     """The written rows of one variable and of its slots.
@@ -57,6 +60,8 @@ class Table:
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
         self._snapshots: list[TableSnapshot] = []
+        # What has changed at each position since the last publication; None before the first.
+        self._changed: torch.Tensor | None = None
         self._resize(min(FIRST_ROWS, self.most_rows()))
 
     def __len__(self) -> int:
@@ -71,6 +76,8 @@ class Table:
         """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
         arrays = (*self.marks, *(each.storage for each in self.arenas))
         taken = sum(array.nbytes for array in arrays)
+        if self._changed is not None:
+            taken += self._changed.nbytes
         return taken + self._index.nbytes + self.admission.nbytes
 
     @property
@@ -122,9 +129,15 @@ class Table:
         """Return the keys of all stored rows and the times of their last writes, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
 
-    def snapshot(self) -> TableSnapshot:
-        """Return a snapshot of the present marks, and then of the numbers of each arena."""
-        arrays = (*self.marks, *(each.storage for each in self.arenas))
+    def snapshot(self, values_only: bool = False) -> TableSnapshot:
+        """Return a snapshot of the present marks, and then of the numbers of each arena.
+
+        Args:
+            values_only: Whether the keys and the numbers of the value are enough.
+        """
+        arrays = [*self.marks, *(each.storage for each in self.arenas)]
+        if values_only:
+            arrays = [self._keys, self.value.storage]
         rows = [array[: self._rows] for array in arrays]
         self._snapshots.append(TableSnapshot(rows, self.admission.shared()))
         return self._snapshots[-1]
@@ -134,9 +147,26 @@ class Table:
         if snapshot in self._snapshots:
             self._snapshots.remove(snapshot)
 
-    def _keep(self, positions: torch.Tensor) -> None:
+    def publish(self) -> torch.Tensor | None:
+        """Return what has changed since the last call, and begin anew; None at the first one.
+
+        Returns:
+            A byte for each position that has a row, of `VALUE_CHANGED` and `KEY_CHANGED`.
+        """
+        changed, self._changed = self._changed, torch.zeros(self.capacity, dtype=torch.uint8)
+        return None if changed is None else changed[: self._rows]
+
+    def forget_changes(self) -> None:
+        """Have the next `publish` return None, as where nobody has noted what has changed."""
+        self._changed = None
+
+    def _keep(self, positions: torch.Tensor, what: int = VALUE_CHANGED) -> None:
+        """Note that rows are about to change; no row and no key changes otherwise."""
         for snapshot in list(self._snapshots):
             snapshot.keep(positions)
+        if self._changed is not None:
+            places = positions.numpy()
+            self._changed.numpy()[places] |= what
 
     def adopt(
         self,
@@ -153,7 +183,7 @@ class Table:
             history: The clock and the counts of the table.
         """
         self.arenas.extend(arenas)
-        self._rows = 0
+        self._rows, self._changed = 0, None
         self._resize(max(len(marks[0]), self.capacity))
         self._rows = len(marks[0])
         for array, mark in zip(self.marks, marks, strict=True):
@@ -300,7 +330,7 @@ class Table:
         with allocating(_ADVICE):
             positions = found.positions.numpy()
             kept = positions[positions >= 0] if found.num_new else positions
-            if self._snapshots:
+            if self._snapshots or self._changed is not None:
                 self._keep(torch.from_numpy(kept))
             self._clock += 1
             self._touched.numpy()[kept] = self._clock
@@ -385,7 +415,7 @@ class Table:
         places = torch.arange(self._rows, rows)
         positions = found.positions.clone()
         positions.numpy()[found.new] = places.numpy()
-        self._keep(places)
+        self._keep(places, KEY_CHANGED)
         self.admission.mark_stored(keys)
         self._index.insert(keys, places)
         # From here on no memory is taken.
@@ -412,7 +442,7 @@ class Table:
         last = [array[moved] for array in arrays]
         keys = self._keys[:rows].index_copy(0, holes, last[0])
         index = KeyIndex.from_keys(keys)
-        self._keep(holes)
+        self._keep(holes, KEY_CHANGED)
         # From here on no memory is taken.
         for array, moving in zip(arrays, last, strict=True):
             set_rows(array, holes, moving)
@@ -429,8 +459,12 @@ class Table:
             counts = self._counts
             if self._retention.counts_writes:
                 counts = _resized(counts, capacity, self._rows)
+            if (changed := self._changed) is not None:
+                changed = _resized(changed, capacity, self._rows)
+                changed[self._rows :] = 0
         # Snapshots keep the old memory, which nobody changes any more.
         self._snapshots.clear()
+        self._changed = changed
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage
         self._keys, self._touched, self._counts = keys, touched, counts

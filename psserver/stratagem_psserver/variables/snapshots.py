@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -102,9 +102,16 @@ class Snapshot:
 
     Args:
         store: The variables, none of which is being changed.
+        copy_of: Only for a snapshot of values, without what optimizers and tables need to go on.
+            Returns a copy of a variable's value that nobody changes, so that its memory need not be
+            shared; None to share it.
     """
 
-    def __init__(self, store: VariableStore) -> None:
+    def __init__(
+        self,
+        store: VariableStore,
+        copy_of: Callable[[Variable], torch.Tensor | None] | None = None,
+    ) -> None:
         self.contents: list[Content] = []
         # What is not read yet, as `contents`.
         self.values: list[SnapshotValue] = []
@@ -115,10 +122,14 @@ class Snapshot:
         self._shared: set[str] = set()
         self._kept_nbytes = 0
         for variable in store.variables():
+            if copy_of is not None and variable.spec.slot_of:
+                continue
             spec = VariableSpec()
             spec.CopyFrom(variable.spec)
             if variable.arena is not None:
-                self._add_table(variable, spec, variable.arena)
+                self._add_table(variable, spec, variable.arena, copy_of is not None)
+            elif copy_of is not None and (copy := copy_of(variable)) is not None:
+                self._add(Content(spec, variable.version), WholeValue(copy))
             else:
                 self.contents.append(Content(spec, variable.version))
                 self.values.append(WholeValue(variable.value))
@@ -128,12 +139,18 @@ class Snapshot:
         self.contents.append(content)
         self.values.append(value)
 
-    def _add_table(self, variable: Variable, spec: VariableSpec, arena: Arena) -> None:
+    def _add_table(
+        self, variable: Variable, spec: VariableSpec, arena: Arena, values_only: bool
+    ) -> None:
         table = arena.table
         if table not in self._tables:
-            self._tables[table] = table.snapshot()
+            self._tables[table] = table.snapshot(values_only)
         rows = self._tables[table]
         stored = StoredRows(count=rows.count)
+        if values_only:
+            self._add(Content(spec, variable.version, stored), ArrayValue(rows, 1))
+            self._add(Content(companion(spec.name, KEYS, rows.count)), ArrayValue(rows, 0))
+            return
         # The arrays of a table begin with its marks.
         number = len(table.marks) + table.arenas.index(arena)
         self._arrays[spec.name] = SnapshotArray(rows, number)
@@ -184,8 +201,7 @@ class Snapshot:
         """
         self.values.reverse()
         for content in self.contents if contents is None else contents:
-            value = self.values.pop()
-            yield from value.runs() if content.changed is None else _some(value, content.changed)
+            yield from runs_of(content, self.values.pop())
             self._shared.discard(content.spec.name)
 
     def close(self) -> None:
@@ -199,7 +215,12 @@ class Snapshot:
         self._kept_nbytes = 0
 
 
-def _some(value: SnapshotValue, numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+def runs_of(content: Content, value: SnapshotValue) -> Iterator[torch.Tensor]:
+    """Yield what a part has of a value: all rows, or the numbers of some and then these."""
+    numbers = content.changed
+    if numbers is None:
+        yield from value.runs()
+        return
     yield numbers
     for some in numbers.split(_ROWS_AT_ONCE):
         yield value.rows(some)
@@ -211,9 +232,18 @@ class Snapshots:
     def __init__(self) -> None:
         self._open: list[Snapshot] = []
 
-    def take(self, store: VariableStore) -> Snapshot:
-        """Return a snapshot of the present values; the caller closes it by `close`."""
-        self._open.append(Snapshot(store))
+    def take(
+        self,
+        store: VariableStore,
+        copy_of: Callable[[Variable], torch.Tensor | None] | None = None,
+    ) -> Snapshot:
+        """Return a snapshot of the present values; the caller closes it by `close`.
+
+        Args:
+            store: The variables.
+            copy_of: As of `Snapshot`.
+        """
+        self._open.append(Snapshot(store, copy_of))
         return self._open[-1]
 
     def close(self, snapshot: Snapshot) -> None:

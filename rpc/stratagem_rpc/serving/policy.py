@@ -476,9 +476,19 @@ class Permissions:
             # Who may do it to none of a request's variables may not do it to any.
             if not grant.allows(need.action):
                 raise self._denied(rpc, grant, caller, need.action, next(need.names(request), ""))
-            for name in need.names(request):
-                if not all(grant.allows(need.action, owner) for owner in self._owners(name)):
-                    raise self._denied(rpc, grant, caller, need.action, name)
+            self._require_all(rpc, grant, need.action, caller, need.names(request))
+
+    def require_all(self, rpc: str, action: Action, caller: Caller, names: Iterable[str]) -> None:
+        """Check that a caller may do something to variables; raise as `require`."""
+        if (grant := self._policy.grant(caller.role, caller.task)) is not None:
+            self._require_all(rpc, grant, action, caller, names)
+
+    def _require_all(
+        self, rpc: str, grant: Grant, action: Action, caller: Caller, names: Iterable[str]
+    ) -> None:
+        for name in names:
+            if not all(grant.allows(action, owner) for owner in self._owners(name)):
+                raise self._denied(rpc, grant, caller, action, name)
 
     def _denied(
         self,

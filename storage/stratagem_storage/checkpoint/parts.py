@@ -149,6 +149,17 @@ class Part:
         self._head, self._begins = _header(contents, notes or {})
         self._account = Account(has_digests)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        begins = zip(self._contents, self._begins, strict=True)
+        ends = [
+            begin + nbytes_of(tensor)
+            for content, starts in begins
+            for begin, (_, tensor) in zip(starts, content.written, strict=True)
+        ]
+        return max([len(self._head), *ends])
+
     def blocks(self, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
         """Yield its bytes, at most `BLOCK_BYTES` at a time; the values are as of `write_part`."""
         return self._account.counted(_runs(self._head, values))
@@ -193,12 +204,7 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
     for content in contents:
         offsets.append(list[int]())
         for name, tensor in content.written:
-            if tensor.dtype not in _NAMES:
-                raise InvalidArgumentError(
-                    f"checkpoints cannot contain values of {decode_dtype(tensor.dtype)}, the dtype "
-                    f"of variable {name!r}; create it outside of the strategy's scope",
-                    variable=name,
-                )
+            require_storable(name, tensor)
             end = offset + nbytes_of(tensor)
             described[name] = {
                 "dtype": _NAMES[tensor.dtype],
@@ -211,6 +217,16 @@ def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[byte
     text += b" " * (-len(text) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     return header, [[len(header) + start for start in starts] for starts in offsets]
+
+
+def require_storable(name: str, tensor: TensorSpec) -> None:
+    """Raise InvalidArgumentError if safetensors has no name for the dtype of a tensor."""
+    if tensor.dtype not in _NAMES:
+        raise InvalidArgumentError(
+            f"checkpoints cannot contain values of {decode_dtype(tensor.dtype)}, the dtype "
+            f"of variable {name!r}; create it outside of the strategy's scope",
+            variable=name,
+        )
 
 
 def read_plain(folder: Folder, name: str) -> tuple[FileEntry, list[TensorEntry]]:

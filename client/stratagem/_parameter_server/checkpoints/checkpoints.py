@@ -22,6 +22,7 @@ from stratagem._parameter_server.checkpoints.progress import (
     StepCounter,
     WorkerStates,
 )
+from stratagem._parameter_server.checkpoints.publishing import Publisher
 from stratagem._parameter_server.checkpoints.restoring import (
     ClusterRestorer,
     ask_all,
@@ -75,6 +76,7 @@ class ClusterCheckpoints:
         self._variables = variables
         self._buffers = buffers
         self._saver = ClusterSaver(store.servers, store.peer_seconds)
+        self._publisher = Publisher(store, self._copied_buffers)
         self._restorer: ClusterRestorer | None = None
         self._is_in_run = False
         self._joined = False
@@ -90,13 +92,30 @@ class ClusterCheckpoints:
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
         self._store.training.require_all("a checkpoint")
-        local = {name: value.detach().cpu().clone() for name, value in self._buffers}
-        contents = Contents(local, extra, self._membership.num_training_tasks)
+        contents = Contents(self._copied_buffers(), extra, self._membership.num_training_tasks)
         if not (self.is_coordinated or self._is_in_run):
             # Whoever is started again finds the checkpoint, and must not restore it.
             self._store.servers.on_all(lambda: announce_restored("", TrainingRun()))
             self._is_in_run = True
         return self._saver.save(root, contents, series)
+
+    def _copied_buffers(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach().cpu().clone() for name, value in self._buffers}
+
+    def publisher(self, method: str) -> Publisher:
+        """Return what publishes versions; only the chief has it.
+
+        Raises:
+            FailedPreconditionError: This is another task, or device filters hide a server.
+        """
+        if not self._membership.is_chief:
+            raise FailedPreconditionError(
+                f"{self._membership.name} called {method}, and only the chief publishes versions; "
+                "let other tasks leave that call out"
+            )
+        self._store.servers.require_all_visible("a version")
+        self._store.training.require_all("a version")
+        return self._publisher
 
     @property
     def _has_others(self) -> bool:
@@ -289,7 +308,8 @@ class ClusterCheckpoints:
             self._restorer.restore_buffers(self._entries())
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Publish nothing more, and wait for what is being written."""
+        self._publisher.close()
         self._saver.wait()
 
     def _entries(self) -> list[CheckpointEntry]:

@@ -67,8 +67,13 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-Mark = Callable[[bytes], Request[Any]]
-"""Makes of the name of a cut the request that has a server mark its variables."""
+Mark = Callable[[bytes, Collection[HoldStepsResponse]], object]
+"""Has all servers mark their variables, by the name of a cut and by what they said before it."""
+
+
+def marking(servers: ServerGroup, make: Callable[[bytes], Request[Any]]) -> Mark:
+    """Return what sends all servers the request that is made of the name of a cut."""
+    return lambda cut, _: servers.on_all(partial(make, cut))
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,12 @@ class Cut:
     reports: Mapping[str, bytes]
 
 
-def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
+def take_cut(servers: ServerGroup, mark: Mark, seconds: float, is_step: bool = False) -> Cut:
     """Have all servers mark their variables between steps of all clients.
 
     Steps that no server has a part of yet wait until those are over that some server has a part of,
-    at most for a second; then they are let go, and it is tried again. `mark` makes what is sent to
-    each server then, which ends the hold.
+    at most for a second; then they are let go, and it is tried again. `mark` ends the hold. What it
+    sends is a step of the client with `is_step`, which goes on while those of others are held.
 
     Raises:
         DeadlineExceededError: Clients were in the midst of a step whenever it was tried, for so
@@ -102,7 +107,7 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     with Wait(servers.identity.name, awaited.subject, seconds, awaited):
         while True:
             name = secrets.token_bytes(SESSION_ID_BYTES)
-            found = _left_unfinished(servers) or _attempt(servers, name, mark)
+            found = _left_unfinished(servers) or _attempt(servers, name, mark, is_step)
             if isinstance(found, Cut):
                 return found
             busy[:] = found.busy
@@ -142,14 +147,21 @@ def _left_unfinished(servers: ServerGroup) -> _Miss | None:
     )
 
 
-def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | _Miss:
+def _attempt(servers: ServerGroup, cut: bytes, mark: Mark, is_step: bool) -> Cut | _Miss:
     """Takes a cut; returns why it could not if so."""
+    if is_step:
+        with servers.steps.step_scope():
+            return _marked(servers, cut, mark, {servers.client: servers.steps.current})
+    return _marked(servers, cut, mark, {})
+
+
+def _marked(servers: ServerGroup, cut: bytes, mark: Mark, own: Mapping[bytes, int]) -> Cut | _Miss:
     try:
-        answers = _hold(servers, cut)
+        answers = _hold(servers, cut, own)
         clients = _progress(answers).values()
         busy = {one.label: one.begun for one in clients if _is_busy(one)}
         if not busy:
-            servers.on_all(partial(mark, cut))
+            mark(cut, answers)
             return Cut(cut, _reports(answers, clients))
         why = _Miss(
             "in the midst of a step were " + ", ".join(sorted(busy)),
@@ -170,13 +182,15 @@ def _release(servers: ServerGroup, cut: bytes) -> None:
         servers.on_all(lambda: release_steps(cut))
 
 
-def _hold(servers: ServerGroup, cut: bytes) -> Collection[HoldStepsResponse]:
+def _hold(
+    servers: ServerGroup, cut: bytes, own: Mapping[bytes, int]
+) -> Collection[HoldStepsResponse]:
     """Holds new steps until those that have begun are over, for so long as it may."""
     give_up_at = time.monotonic() + _ATTEMPT_SECONDS
     begun: dict[bytes, int] = {}
     wait = 0.0
     while True:
-        answers = servers.on_all(partial(hold_steps, cut, begun, wait)).values()
+        answers = servers.on_all(partial(hold_steps, cut, {**begun, **own}, wait)).values()
         clients = _progress(answers)
         # All servers hold since before they answered, so what nobody has begun by now, nobody does.
         if not any(map(_is_busy, clients.values())) or time.monotonic() >= give_up_at:
@@ -224,7 +238,8 @@ def snapshot_of(store: RemoteStore) -> Iterator[None]:
             "this strategy reads from a snapshot already; leave it before you take the next one"
         )
     try:
-        servers.snapshot = take_cut(servers, open_snapshot, store.peer_seconds).name
+        mark = marking(servers, open_snapshot)
+        servers.snapshot = take_cut(servers, mark, store.peer_seconds).name
         yield
     finally:
         servers.snapshot = b""
@@ -331,7 +346,7 @@ class ClusterSaver:
         try:
             beside = str(base.folder) if base else ""
             begin = partial(begin_save, folder=str(new.folder.path), base=beside)
-            cut = take_cut(self._servers, begin, self._seconds)
+            cut = take_cut(self._servers, marking(self._servers, begin), self._seconds)
         except BaseException:
             new.abandon()
             raise

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.transport import Responses
 from stratagem_proto.v1 import checkpoint_pb2 as pb
+from stratagem_proto.v1.publication_pb2 import PublishHeader, PublishResponse
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_storage.checkpoint.entries import FileEntry, TensorEntry, TensorFile
 
 
@@ -57,6 +62,19 @@ def close_snapshot() -> Request[pb.CloseSnapshotResponse]:
     """Return the request that gives these values up."""
     message = pb.CloseSnapshotRequest()
     return Request("CloseSnapshot", message, sole(pb.CloseSnapshotResponse))
+
+
+def publish(
+    cut: bytes, version: int, milliseconds: int, local: Mapping[str, torch.Tensor]
+) -> Request[PublishResponse]:
+    """Return the request that gives the values of a cut a number.
+
+    It was published so many milliseconds after the epoch. `local` are values of this process, by
+    name, which nobody changes from now on.
+    """
+    specs = [VariableSpec(name=name, tensor=spec_of(value)) for name, value in local.items()]
+    header = PublishHeader(cut=cut, version=version, values=specs, published_at=milliseconds)
+    return Request("Publish", header, sole(PublishResponse), tensors=[*local.values()], wait=2.0)
 
 
 def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:

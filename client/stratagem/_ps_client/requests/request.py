@@ -19,6 +19,7 @@ from stratagem_proto.v1 import (
     closure_pb2,
     draws_pb2,
     parameter_server_service_pb2,
+    publication_pb2,
     succession_pb2,
 )
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
@@ -48,6 +49,7 @@ _FILES = (
     checkpoint_pb2,
     closure_pb2,
     draws_pb2,
+    publication_pb2,
     succession_pb2,
 )
 

@@ -1,0 +1,339 @@
+"""Versions that a strategy publishes, and what a reader that follows its servers gets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stratagem import DistributedOptimizer, ParameterServerStrategy
+from stratagem.nn import DynamicEmbedding, Embedding
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_OBSERVER
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
+from tests.versions.follower import Follower, contents_of
+from tests.waiting import eventually
+
+
+class Model(nn.Module):
+    """A table of 100 rows, one of any keys with room for some dozens, a layer, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = Embedding(100, 4)
+        self.items = DynamicEmbedding(4, max_bytes=6000)
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(4, 1)
+        self.idle = nn.Linear(4, 2)
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.out(self.norm(self.users(users) + self.items(items)))
+        return made
+
+
+class Training:
+    """One program that trains a model on batches of its own."""
+
+    def __init__(self, strategy: ParameterServerStrategy, seed: int = 0) -> None:
+        self.strategy, self._random = strategy, torch.Generator().manual_seed(seed)
+        with strategy.scope(meta_above=256):
+            self.model = Model()
+        parameters = [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if not name.startswith("idle")
+        ]
+        self.optimizer = DistributedOptimizer(torch.optim.Adam(parameters, lr=0.1))
+
+    def step(self, batch: int = 8) -> None:
+        users = torch.randint(0, 100, (batch,), generator=self._random)
+        items = torch.randint(0, 1 << 40, (batch,), generator=self._random)
+
+        def replica_step() -> None:
+            self.optimizer.zero_grad()
+            self.model(users, items).square().mean().backward()
+            self.optimizer.step()
+
+        self.strategy.run(replica_step)
+
+
+def started(stack: ExitStack, task: int, **settings: Any) -> ParameterServer:
+    return stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN, **settings)))
+
+
+@contextmanager
+def cluster(**settings: Any) -> Iterator[tuple[list[ParameterServer], Cluster]]:
+    with ExitStack() as stack:
+        servers = [started(stack, task, **settings) for task in range(2)]
+        yield servers, Cluster([one.address for one in servers], 1)
+
+
+def followers(servers: list[ParameterServer]) -> list[Follower]:
+    return [Follower(server.address) for server in servers]
+
+
+def require_equal(servers: list[ParameterServer], following: list[Follower]) -> None:
+    for server, one in zip(servers, following, strict=True):
+        hosted = contents_of(server)
+        assert hosted == {name: one.contents[name] for name in hosted}
+
+
+def test_a_reader_has_each_version_to_the_bit_by_increments() -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        training, following = Training(strategy), followers(servers)
+        versions = []
+        for step in range(30):
+            training.step()
+            versions.append(strategy.publish())
+            if step % 3 == 0:
+                assert [one.follow(10.0) for one in following] == [versions[-1]] * 2
+                require_equal(servers, following)
+        assert versions == sorted({*versions})
+        assert abs(versions[-1] - time.time() * 1000) < 60_000
+        for one in following:
+            assert one.increments == len(one.taken) - 1 > 20
+        # Rows of the table made room for others: that a key is gone is no special case.
+        items = [arena for arena in tables_of(servers) if arena.table.is_dynamic]
+        assert items and all(arena.table.statistics().evicted_rows for arena in items)
+        assert "norm.running_mean" in following[0].contents
+        assert "norm.running_mean" not in following[1].contents
+
+
+def tables_of(servers: list[ParameterServer]) -> list[Any]:
+    return [
+        variable.arena
+        for server in servers
+        for variable in server._state.store.variables()
+        if variable.arena is not None and not variable.spec.slot_of
+    ]
+
+
+def test_an_increment_has_what_changed_and_no_more() -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        training, following = Training(strategy), followers(servers)
+        training.step()
+        strategy.publish()
+        for one in following:
+            one.follow(10.0)
+        training.step(batch=2)
+        strategy.publish()
+        for one in following:
+            listed = one.list(one.version, 10.0)
+            part, _ = one.read(listed.latest, one.version)
+            names = {each.spec.name: each for each in part.file.tensors}
+            assert not [name for name in names if "Adam" in name or "exp_avg" in name]
+            for name, each in names.items():
+                if name.startswith("idle"):
+                    assert each.changed.count == 0 and each.HasField("changed")
+                if name.startswith("users"):
+                    assert each.HasField("changed") and each.changed.count <= 2
+
+
+def test_a_version_is_published_while_workers_train() -> None:
+    with ExitStack() as stack:
+        servers = [started(stack, task) for task in range(2)]
+        found = Cluster([one.address for one in servers], 2)
+        over = threading.Event()
+
+        def program(strategy: ParameterServerStrategy, worker: int) -> int:
+            training = Training(strategy, worker)
+            if worker:
+                while not over.is_set():
+                    training.step()
+                return 0
+            with strategy.publish_every(seconds=0.02) as publishing:
+                steps = 0
+                while len({*seen}) < 10 and steps < 2000:
+                    training.step()
+                    seen.append(publishing.version)
+                    steps += 1
+                over.set()
+            assert publishing.error is None
+            return strategy.publish()
+
+        seen: list[int] = []
+        last, _ = found.run(program)
+        assert [each for each in seen if each] == sorted(each for each in seen if each)
+        assert len({*seen}) >= 10
+        following = followers(servers)
+        assert [one.follow(10.0) for one in following] == [last] * 2
+        require_equal(servers, following)
+
+
+def test_only_the_chief_publishes() -> None:
+    with ExitStack() as stack:
+        servers = [started(stack, task) for task in range(2)]
+        found = Cluster([one.address for one in servers], 2)
+        with (
+            found.strategy(1) as worker,
+            pytest.raises(
+                FailedPreconditionError,
+                match=r"/job:worker/task:1 called publish\(\), and only the chief",
+            ),
+        ):
+            worker.publish()
+    with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
+        ParameterServerStrategy().publish()
+
+
+def test_publishing_takes_seconds_or_steps() -> None:
+    with cluster() as (_, found), found.strategy() as strategy:
+        for given in ({}, {"seconds": 1.0, "steps": 1}, {"seconds": 0.0}, {"steps": 0}):
+            with pytest.raises(InvalidArgumentError, match="publish_every"):
+                strategy.publish_every(**given)
+        training = Training(strategy)
+        with strategy.publish_every(steps=5) as publishing:
+            training.step()
+            assert not publishing.version
+            for _ in range(5):
+                training.step()
+            eventually(lambda: bool(publishing.version))
+        before = publishing.version
+        for _ in range(10):
+            training.step()
+        assert publishing.version == before
+
+
+def test_a_program_that_is_started_again_publishes_later_versions() -> None:
+    with cluster() as (servers, found):
+        numbers, following = [], followers(servers)
+        for _ in range(3):
+            with found.strategy() as strategy:
+                training = Training(strategy)
+                training.step()
+                numbers.append(strategy.publish())
+                assert following[0].follow(10.0) == following[1].follow(10.0) == numbers[-1]
+        assert numbers == sorted({*numbers})
+        require_equal(servers, following)
+        assert [one.increments for one in following] == [2, 2]
+
+
+def test_a_second_publisher_is_refused_while_the_first_is_there() -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        training = Training(strategy)
+        training.step()
+        strategy.publish()
+        for server in servers:
+            # As if another process had published.
+            server._state.publication._known.publisher = b"another process!"
+        strategy.publish()  # which has no session
+        other = next(iter(servers[1]._state.ledger.opened()))
+        servers[1]._state.publication._known.publisher = b"another process!"
+        other.process, kept = b"another process!", other.process
+        try:
+            with pytest.raises(FailedPreconditionError, match="two publishers would confuse"):
+                strategy.publish()
+        finally:
+            other.process = kept
+
+
+def test_versions_grow_over_servers_that_were_restored(tmp_path: Path) -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        training, following = Training(strategy), followers(servers)
+        training.step()
+        strategy.save(tmp_path)
+        training.step()
+        first = strategy.publish()
+        for one in following:
+            one.follow(10.0)
+        strategy.restore(tmp_path)
+        second = strategy.publish()
+        assert [one.follow(10.0) for one in following] == [second] * 2
+        require_equal(servers, following)
+        training.step()
+        third = strategy.publish()
+        assert [one.follow(10.0) for one in following] == [third] * 2
+        require_equal(servers, following)
+        # After the restoration an increment has all rows, and then only some again.
+        assert all(one.increments == 2 for one in following)
+    with ExitStack() as stack:
+        servers = [started(stack, task, restore=str(tmp_path)) for task in range(2)]
+        assert first < second < third
+        found = Cluster([one.address for one in servers], 1)
+        with found.strategy() as strategy:
+            training = Training(strategy)
+            assert strategy.publish() > third
+        new = followers(servers)
+        for one, old in zip(new, following, strict=True):
+            old.address = one.address
+            assert one.follow(10.0) == old.follow(10.0)
+        require_equal(servers, new)
+        require_equal(servers, following)
+
+
+def test_a_version_that_not_all_servers_have_is_followed_by_one_that_they_have() -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        training, following = Training(strategy), followers(servers)
+        training.step()
+        first = strategy.publish()
+        for one in following:
+            one.follow(10.0)
+        training.step()
+        # As if the chief had ended between two servers.
+        state = servers[0]._state
+        half = first + 1_000_000
+
+        def publish() -> None:
+            from stratagem_proto.v1.publication_pb2 import PublishHeader
+
+            header = PublishHeader(cut=b"c" * 16, version=half, published_at=half)
+            state.publication.publish(header, state.store, (), b"")
+
+        on_loop(servers[0], publish)
+        training.step()
+        last = strategy.publish()
+        assert last == half + 1
+        assert [one.follow(10.0) for one in following] == [last] * 2
+        require_equal(servers, following)
+        assert [one.increments for one in following] == [2, 1]
+
+
+def on_loop(server: ParameterServer, act: Any) -> None:
+    async def acted() -> None:
+        act()
+
+    server._loop.run(acted())
+
+
+def test_a_reader_may_look_and_change_nothing() -> None:
+    with cluster() as (servers, found), found.strategy() as strategy:
+        Training(strategy).step()
+        strategy.publish()
+        with pytest.raises(PermissionDeniedError, match="ListVersions is not for"):
+            Follower(servers[0].address, role=ROLE_OBSERVER).list()
+        assert Follower(servers[0].address, role=ROLE_EVALUATOR).follow(10.0)
+        with pytest.raises(NotFoundError, match="cannot send version 5 as a whole; its latest is"):
+            [*Follower(servers[0].address).messages(5)]
+        assert not [one for one in servers[0]._state.ledger.opened() if one.role == 8]
+
+
+def test_increments_beyond_the_budget_are_not_kept() -> None:
+    with cluster(publication_bytes=3000) as (servers, found), found.strategy() as strategy:
+        training, following = Training(strategy), followers(servers)
+        for _ in range(10):
+            training.step(batch=2)
+            last = strategy.publish()
+        for server, one in zip(servers, following, strict=True):
+            listed = one.list(last - 1, 10.0)
+            increments = [each for each in listed.links if each.previous]
+            assert len(increments) < 9
+            assert sum(each.nbytes for each in increments) <= 3000
+            assert one.follow() == last
+            report = server._state.publication.report()
+            assert report is not None and report.version == last and report.kept.limit == 3000
+        require_equal(servers, following)
