@@ -15,9 +15,9 @@ from stratagem_proto.v1.session_pb2 import ROLE_READER, OpenSessionRequest, Role
 from stratagem_proto.wire.status import translated
 from stratagem_psserver.server import ParameterServer
 from stratagem_rpc.channel import open_channel
-from stratagem_rpc.proving import prove_now
 from stratagem_storage.checkpoint.entries import row_count, row_nbytes, stored_tensor
 from tests.conftest import TOKEN
+from tests.rpc_methods import prove
 
 SERVICE = pb.DESCRIPTOR.services_by_name["PublicationService"].full_name
 SECONDS = 30.0
@@ -49,7 +49,7 @@ class Follower:
             protocol_version=PROTOCOL_VERSION, role=self._role, task=self._task
         )
         if self._token:
-            prove_now(channel, self._token, method, asking, SECONDS)
+            prove(channel, self._token, method, asking, SECONDS)
         return asking
 
     def list(self, after: int = 0, seconds: float = 0.0) -> pb.ListVersionsResponse:
