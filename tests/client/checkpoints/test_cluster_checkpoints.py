@@ -288,23 +288,29 @@ def test_what_a_checkpoint_lacks_stays_as_it_is_unless_that_is_an_error(tmp_path
 
 
 def test_a_save_brings_no_values_to_the_program(tmp_path: Path) -> None:
-    with running(2) as cluster, cluster.strategy() as strategy:
+    stepped = threading.Event()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> int:
         with strategy.scope():
-            model = torch.nn.Embedding(1_000, 100)
-        value = model.weight
-        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD([value], lr=1.0))
+            model = torch.nn.Linear(1_000, 100)
+        optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
 
         def step() -> None:
             optimizer.zero_grad()
-            value.sum().backward()
+            model(torch.ones(1_000)).sum().backward()
             optimizer.step()
 
-        strategy.run(step)
         before = strategy.traffic().received_bytes
-        strategy.save(tmp_path)
-        assert strategy.traffic().received_bytes - before < value.nbytes
-        (saved,) = load_from(tmp_path).values()
-        assert torch.equal(saved, value.detach())
+        if worker:
+            strategy.run(step)
+            stepped.set()
+        else:
+            assert stepped.wait(60)
+            strategy.save(tmp_path)
+        return strategy.traffic().received_bytes - before
+
+    with running(2, num_workers=2) as cluster:
+        assert cluster.run(program)[0] < 1_000 * 100 * 4
 
 
 def test_damage_is_noticed_by_the_server_that_reads_it(tmp_path: Path) -> None:
