@@ -108,6 +108,8 @@ class Limiter:
 
     def __init__(self, limits: GradientLimits) -> None:
         self.limits = limits
+        # Asked for in each step.
+        self.has_limits = bool(limits)
         self.rejected_steps: int = 0
 
     def require_none(self, what: str) -> None:
@@ -291,7 +293,7 @@ class OptimizerStep(NamedTuple):
             NonFiniteGradientError: One is not finite, and the limits want no such.
         """
         reduced = self if self.replicas == 1 else self.mapped(self.reduced)
-        if not self.limiter.limits:
+        if not self.limiter.has_limits:
             return reduced
         limited = self.limiter.limited(reduced.by_variable())
         return None if limited is None else reduced.with_gradients(limited)
@@ -363,13 +365,11 @@ class Contribution:
         is_absent = has_no_rows()
         steps = []
         for group in groups:
+            leaves, variables = group["params"].of_replica()
             gradients: list[tuple[torch.Tensor, ...]] = [
-                () if is_absent or (own := parameter.grad) is None else (own,)
-                for parameter in group["params"]
+                () if is_absent or (own := leaf.grad) is None else (own,) for leaf in leaves
             ]
-            steps.append(
-                GroupStep(hyperparameters_of(group), group["params"].variables(), gradients)
-            )
+            steps.append(GroupStep(hyperparameters_of(group), variables, gradients))
         return cls(steps)
 
     def __bool__(self) -> bool:

@@ -39,11 +39,19 @@ def allocating(advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, ResourceExhaustedError) or not is_out_of_memory(error):
+        if is_other_than_memory(error):
             raise
-        raise ResourceExhaustedError(
-            f"the machine of the server is out of memory; {advice}"
-        ) from error
+        raise out_of_memory(advice) from error
+
+
+def is_other_than_memory(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an error does not say that there is no memory, or says it by our own class."""
+    return isinstance(error, ResourceExhaustedError) or not is_out_of_memory(error)
+
+
+def out_of_memory(advice: str) -> ResourceExhaustedError:
+    """Return the error of a machine that has no memory left."""
+    return ResourceExhaustedError(f"the machine of the server is out of memory; {advice}")
 
 
 def require_memory(sizes: Sequence[int]) -> None:
@@ -90,10 +98,6 @@ class Budget:
     def used(self) -> int:
         return self._shares.used
 
-    @property
-    def available(self) -> int:
-        return self.limit - self.used
-
     def reserve(self, nbytes: int, purpose: str, client: str = "") -> Reservation:
         """Take bytes until the reservation is released.
 
@@ -105,23 +109,12 @@ class Budget:
         Raises:
             ResourceExhaustedError: The limit or the client's share would be exceeded.
         """
-        if self._lacks(nbytes, client) > 0:
+        if nbytes and self._shares.lacks(client, nbytes) > 0:
             self._reclaim()
-            if self._lacks(nbytes, client) > 0:
+            if self._shares.lacks(client, nbytes) > 0:
                 self._refused = nbytes, self._clock()
                 raise self._refusal(nbytes, purpose, client)
-        return Reservation(self, nbytes, client)
-
-    def _lacks(self, nbytes: int, client: str) -> int:
-        """Return how many bytes too few there are."""
-        if not nbytes:
-            return 0
-        own, share = self._shares.used_by(client), self._shares.share(client)
-        return max(nbytes - self.available, own + nbytes - share)
-
-    def count(self, client: str, nbytes: int) -> None:
-        """Note that a client has more bytes, or fewer; used by its reservations."""
-        self._shares.count(client, nbytes)
+        return Reservation(self._shares, nbytes, client)
 
     def report(self) -> pb.Budget:
         budget = pb.Budget(used=self.used, limit=self.limit)
@@ -143,7 +136,7 @@ class Budget:
             f"{remedy}, or start the server with a larger --staged-bytes"
         )
         if is_temporary:
-            in_the_way = self._lacks(nbytes, client)
+            in_the_way = self._shares.lacks(client, nbytes)
             error.retry_seconds = _LEAST_SECONDS + in_the_way / _BYTES_PER_SECOND
         return error
 
@@ -151,19 +144,21 @@ class Budget:
 class Reservation:
     """Reserved bytes of a budget; a context manager that releases them at its end."""
 
-    def __init__(self, budget: Budget, nbytes: int, client: str = "") -> None:
-        self._budget, self.nbytes, self._client = budget, nbytes, client
-        budget.count(client, nbytes)
+    def __init__(self, shares: Shares, nbytes: int, client: str = "") -> None:
+        self._shares, self.nbytes, self._client = shares, nbytes, client
+        if nbytes:
+            shares.count(client, nbytes)
 
     def release(self) -> None:
         """Release the bytes; a repetition does nothing."""
-        self._budget.count(self._client, -self.nbytes)
-        self.nbytes = 0
+        if self.nbytes:
+            self._shares.count(self._client, -self.nbytes)
+            self.nbytes = 0
 
     def hand_over(self, client: str | None = None) -> Reservation:
         """Move the bytes to a new reservation, of the same client if no other is said."""
         successor = Reservation(
-            self._budget, self.nbytes, self._client if client is None else client
+            self._shares, self.nbytes, self._client if client is None else client
         )
         self.release()
         return successor
@@ -174,7 +169,7 @@ class Reservation:
 
     def absorb(self, other: Reservation) -> None:
         """Take over the bytes of another reservation of the same budget."""
-        self._budget.count(self._client, other.nbytes)
+        self._shares.count(self._client, other.nbytes)
         self.nbytes += other.nbytes
         other.release()
 

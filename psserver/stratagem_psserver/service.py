@@ -60,6 +60,7 @@ from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import Frames, KeyRpcs, ValueRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.uploads import RequestStream
+from stratagem_rpc import tracing
 from stratagem_rpc.server_call import CallMessages, ServerCall
 from stratagem_rpc.serving.handshake import challenge_handler
 from stratagem_rpc.serving.rpc_boundary import (
@@ -218,18 +219,15 @@ class Methods:
 
         Behind it is what the client shows with its next request, of how far the server has come.
         """
-        result = await self._refused_durably(answer)
+        try:
+            result = await answer
+        except StratagemError:
+            await self._changes.durable()
+            raise
         reached = self._changes.reached
         await self._changes.durable()
         encoded = result.SerializeToString()
         return encoded + Reached(reached=reached).SerializeToString() if reached else encoded
-
-    async def _refused_durably(self, answer: Awaitable[Answer]) -> Answer:
-        try:
-            return await answer
-        except StratagemError:
-            await self._changes.durable()
-            raise
 
     def upload(
         self, header_type: type[Header], method: Callable[[Header, Chunks], Awaitable[Message]]
@@ -242,7 +240,7 @@ class Methods:
                     stream = RequestStream(messages, header_type, call.segment)
                     header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
-                    with rpc.span(header):
+                    with tracing.answering(header, rpc.task):
                         return await self._durable(method(header, stream))
 
             return grpc.stream_unary_rpc_method_handler(handle)
@@ -263,8 +261,12 @@ class Methods:
                     stream = RequestStream(messages, header_type, segment)
                     header = await stream.header(rpc.require_sender)
                     await crossing.admit(header)
-                    with rpc.span(header):
-                        frames = await self._refused_durably(method(header, stream, segment))
+                    with tracing.answering(header, rpc.task):
+                        try:
+                            frames = await method(header, stream, segment)
+                        except StratagemError:
+                            await self._changes.durable()
+                            raise
                     if isinstance(frames, bytes):
                         await self._changes.durable()
                         yield frames
@@ -307,7 +309,7 @@ class Methods:
                     request, segment = request_type.FromString(data), call.segment
                     await crossing.admit(request)
                     # The caller runs between two frames, so this must not be its current span.
-                    with rpc.span(request, current=False):
+                    with tracing.answering(request, rpc.task, current=False):
                         frames = self._durable_frames(method(request, segment))
                         async with aclosing(frames):
                             async for frame in frames:

@@ -38,7 +38,7 @@ from stratagem_psserver.variables.snapshots import HeldSnapshot, HeldSnapshots, 
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting import LOCK, Attendance, AwaitedClient, Waiter, Waits, listed
 from stratagem_rpc.channel import AUTO
-from stratagem_rpc.serving.callers import reached_in, verify_caller
+from stratagem_rpc.serving.callers import end_of_credential, verify_caller
 from stratagem_rpc.serving.figures import Figures
 from stratagem_rpc.serving.handshake import Handshakes
 from stratagem_rpc.serving.policy import Permissions
@@ -160,8 +160,8 @@ class ServerState:
 
     def _require_reached(self, shown: bytes) -> None:
         """Check that the server has all that it has told the client that shows this."""
-        reached = reached_in(shown, self.settings)
-        self.changes.history.require(reached, self.settings.label)
+        if reached := shown[end_of_credential(self.settings) :]:
+            self.changes.history.require(reached, self.settings.label)
 
     def _new_mutations(self) -> Mutations:
         turns = ClosureTurns(self.closures, self.waits)
@@ -369,6 +369,8 @@ class _Changing:
     async def __aenter__(self) -> None:
         await self._locks.acquire()
         state = self._state
+        if not state.snapshots.are_open:
+            return
         try:
             if shared := state.snapshots.shared(self._touched()):
                 nbytes = sum(variable.value.nbytes for variable in shared)
@@ -385,7 +387,7 @@ class _Changing:
         try:
             if self._state.store.memory_limit.is_limited:
                 self._state.store.recount(self._owners())
-            self._state.held.fit()
+                self._state.held.fit()
         finally:
             self._locks.release()
 

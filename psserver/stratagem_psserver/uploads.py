@@ -18,7 +18,7 @@ from stratagem_proto.wire.frames import (
     encode_header,
     take_header,
 )
-from stratagem_proto.wire.placed import SegmentLayout, tensors_in_segment
+from stratagem_proto.wire.placed import SegmentLayout, decode_whole, tensors_in_segment
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate, as_bytes, total_nbytes
 from stratagem_psserver.limits import Reservation
@@ -43,23 +43,22 @@ class RequestStream(Generic[Header]):
         # The rest of the message that contained the header.
         self._first: memoryview | None = None
 
-    async def header(self, check: Callable[[memoryview], None] = lambda _: None) -> Header:
+    async def header(self, check: Callable[[memoryview], None] | None = None) -> Header:
         """Return the header of the request.
 
         Args:
             check: Called with the encoded header; raises if it is not to be decoded.
         """
-        async for data in self._messages:
-            begun = take_header(data, self._header_type, check)
-            if begun is None:
-                break
-            header, self._first = begun
-            self.text = bytes(data[: len(data) - len(self._first)])
-            return header
-        raise MalformedStreamError(
-            f"the stream does not begin with a {self._header_type.__name__}; its first "
-            "message must have one"
-        )
+        data = await anext(self._messages, b"")
+        begun = take_header(data, self._header_type, check)
+        if begun is None:
+            raise MalformedStreamError(
+                f"the stream does not begin with a {self._header_type.__name__}; its first "
+                "message must have one"
+            )
+        header, self._first = begun
+        self.text = bytes(data[: len(data) - len(self._first)])
+        return header
 
     def in_segment(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
         """Return all tensors if the first message says that they are in shared memory, else None.
@@ -72,6 +71,20 @@ class RequestStream(Generic[Header]):
         tensors = tensors_in_segment(layout, self._first, self.segment)
         if tensors is not None:
             self._first = None
+        return tensors
+
+    def sent_whole(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
+        """Return all tensors if the only message has them, each in one chunk, and is small.
+
+        Args:
+            layout: The layout that says of which kinds they are; None is returned for any other.
+        """
+        if self._first is None or not self._messages.is_over:
+            return None
+        tensors = decode_whole(self._first, layout)
+        if tensors is None or len(tensors) != len(layout.kinds):
+            return None
+        self._first = None
         return tensors
 
     @property

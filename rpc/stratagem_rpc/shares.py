@@ -60,10 +60,21 @@ class Shares:
             return self.limit
         return share_of(self.limit, self.used - self.used_by(client) - self.used_by(""))
 
+    def lacks(self, client: str, amount: int) -> int:
+        """Return how much too little there is for more of a client; not above 0 if it may have it.
+
+        It is as much as `share` says; each request asks, so that this is all in one place.
+        """
+        own, of_server = self._by_client.get(client, 0), self._by_client.get("", 0)
+        share = (
+            max(0, self.limit - (self.used - own - of_server)) * 3 // 4 if client else self.limit
+        )
+        return max(self.used + amount - self.limit, own + amount - share)
+
     def count(self, client: str, amount: int) -> None:
         """Note that a client uses more, or less if the amount is negative."""
         self.used += amount
-        now = self.used_by(client) + amount
+        now = self._by_client.get(client, 0) + amount
         if now:
             self._by_client[client] = now
         else:

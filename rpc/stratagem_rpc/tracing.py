@@ -1,14 +1,14 @@
 """Spans of OpenTelemetry, in processes that have enabled them.
 
 A server continues a client's span over any transport, because the message contains the parent in
-the form of W3C's `traceparent`. In other processes spans are objects that do nothing.
+the form of W3C's `traceparent`. In other processes there are no spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
@@ -54,35 +54,14 @@ def not_installed() -> ImportError:
     )
 
 
-class Sending(Protocol):
+class Sending:
     """The span of a client's request, from when it is sent until it is acknowledged."""
 
-    def mark(self, key: RequestKey) -> None:
-        """Write the span into a request's key, so that the server continues it."""
-
-    def end(self) -> None:
-        """End the span; call it once."""
-
-    def before(self, then: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that ends the span and then calls another function."""
-
-
-class _Untraced:
-    def mark(self, key: RequestKey) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def before(self, then: Callable[[], None]) -> Callable[[], None]:
-        return then
-
-
-class _Traced:
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def mark(self, key: RequestKey) -> None:
+        """Write the span into a request's key, so that the server continues it."""
         from opentelemetry.trace import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -92,9 +71,12 @@ class _Traced:
         key.trace_parent = carrier[_PARENT]
 
     def end(self) -> None:
+        """End the span; call it once."""
         self._span.end()
 
     def before(self, then: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that ends the span and then calls another function."""
+
         def both() -> None:
             self._span.end()
             then()
@@ -102,18 +84,17 @@ class _Traced:
         return both
 
 
-_UNTRACED = _Untraced()
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
-def sending(method: str, peer: str) -> Sending:
-    """Begin the span of a request, as a child of the program's current span."""
+def sending(method: str, peer: str) -> Sending | None:
+    """Begin the span of a request, as a child of the program's current one, if there are any."""
     if _tracer is None:
-        return _UNTRACED
+        return None
     from opentelemetry.trace import SpanKind
 
     attributes = {"rpc.method": method, "stratagem.peer": peer}
-    return _Traced(_tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes))
+    return Sending(_tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes))
 
 
 def answering(request: Message, server: str, current: bool = True) -> AbstractContextManager[None]:

@@ -146,18 +146,10 @@ def run_options() -> RunOptions | None:
     return _thread.run_options
 
 
-class running_with:
-    """Scope in which `run_options()` are `options`."""
-
-    def __init__(self, options: RunOptions | None) -> None:
-        self._options = options
-
-    def __enter__(self) -> None:
-        self._outer = _thread.run_options
-        _thread.run_options = self._options
-
-    def __exit__(self, *_: object) -> None:
-        _thread.run_options = self._outer
+def exchange_run_options(options: RunOptions | None) -> RunOptions | None:
+    """Set what `run_options()` returns in this thread; return what it was, to be set again."""
+    outer, _thread.run_options = _thread.run_options, options
+    return outer
 
 
 def get_strategy() -> AnyStrategy:
@@ -334,16 +326,21 @@ class ImplicitScope(AbstractContextManager[None]):
     def __enter__(self) -> None:
         extended = self._strategy._extended
         device = extended._default_device
+        self._context = ThreadContext(self._strategy)
+        self._creator_scope = creator_scope(extended._create_in_scope)
+        # By an ExitStack a strategy would be entered and left in 5.3 us, not in 3.5.
+        scopes: list[AbstractContextManager[object]] = [self._context, self._creator_scope]
+        if device is not None:
+            scopes.append(device_names.device(device))
         try:
-            self._context = cross_replica(self._strategy)
-            self._enter(self._context)
-            self._enter(creator_scope(extended._create_in_scope))
-            if device is not None:
-                self._enter(device_names.device(device))
-            self._creators = creators()
+            for scope in scopes:
+                scope.__enter__()
+                self._open.append(scope)
             self._device_depth = None if device is None else device_names.depth()
             if self._resources is not None:
-                self._enter(self._resources())
+                resources = self._resources()
+                resources.__enter__()
+                self._open.append(resources)
         except BaseException:
             self.leave(*sys.exc_info())
             raise
@@ -352,18 +349,13 @@ class ImplicitScope(AbstractContextManager[None]):
         self.check_nesting()
         self.leave(*error)
 
-    def _enter(self, context: AbstractContextManager[object]) -> None:
-        # By an ExitStack a strategy would be entered and left in 5.3 us, not in 3.5.
-        context.__enter__()
-        self._open.append(context)
-
     def check_nesting(self) -> None:
         """Check that what was opened inside is closed. Spec: CTX-13."""
-        if creators() is not self._creators:
+        if creators() is not self._creator_scope.inside:
             raise nesting_error("Variable creator")
         if self._device_depth not in (None, device_names.depth()):
             raise nesting_error("Device")
-        if current_context() is not self._context:
+        if _thread.current is not self._context:
             raise nesting_error("Strategy")
 
     def leave(
@@ -390,7 +382,7 @@ def entered(strategy: AnyStrategy) -> AbstractContextManager[object]:
     Raises:
         ContextError: Another strategy is in charge. Spec: CTX-33, CTX-44.
     """
-    if current_context() is None:
+    if _thread.current is None:
         return strategy._implicit_scope()
     require_strategy(strategy)
     return _NOTHING

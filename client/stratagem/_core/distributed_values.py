@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -438,9 +438,13 @@ def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ..
 _WITHOUT_ROWS: ContextVar[tuple[int, ...]] = ContextVar("replicas without rows")
 
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
 def running_without_rows(replicas: tuple[int, ...]) -> AbstractContextManager[None]:
-    """Scope in which the replicas run, some of them without data."""
-    return ContextVarScope(_WITHOUT_ROWS, replicas)
+    """Scope in which the replicas run, some of them perhaps without data."""
+    is_as_before = replicas == _WITHOUT_ROWS.get(())
+    return _NOTHING if is_as_before else ContextVarScope(_WITHOUT_ROWS, replicas)
 
 
 def has_no_rows() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from stratagem._core import contexts
-from stratagem._core.contexts import ThreadContext, cross_replica, require_replica
+from stratagem._core.contexts import ThreadContext, require_replica
 from stratagem._core.distributed_values import DistributedValues, PerReplica, place
 from stratagem._core.nests import leaves, map_leaves
 from stratagem._core.options import ReduceOp, old_spelling, reduce_op_from
@@ -124,7 +124,8 @@ class ReplicaContext:
 
         Spec: REP-6, MRG-1 to MRG-6.
         """
-        require_replica(self)
+        if get_replica_context() is not self:
+            require_replica(self)
         return self._merge(merge_fn, args, kwargs or {})
 
     def _merge(
@@ -132,7 +133,7 @@ class ReplicaContext:
     ) -> Any:
         if self._merge_with_others is not None:
             return self._merge_with_others(merge_fn, args, kwargs)
-        with cross_replica(self._strategy):
+        with ThreadContext(self._strategy):
             return merge_fn(self._strategy, *args, **kwargs)
 
     def all_reduce(

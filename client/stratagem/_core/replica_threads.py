@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._core import device_names
-from stratagem._core.contexts import cross_replica, run_options
+from stratagem._core.contexts import ThreadContext, cross_replica, run_options
 from stratagem._core.distributed_values import regroup, select_replica
 from stratagem._core.replica_context import MergeCall, ReplicaContext
 from stratagem._core.variable_creation import Creator, NextCreator, creator_scope, creators
@@ -332,8 +332,8 @@ def run_replicas(
     """
     if len(devices) > 1:
         return _Rounds(strategy, devices, fn, args, kwargs).run()
-    first = strategy._extended._first_replica_id
-    with ReplicaContext(strategy, first), device_names.device(devices[0]):
+    replica = ReplicaContext(strategy, strategy._extended._first_replica_id)
+    with ThreadContext(strategy, replica, component=0), device_names.device(devices[0]):
         return _bound(0, 1, fn, args, kwargs)()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -110,8 +111,11 @@ def create(last: NextCreator, **kwargs: object) -> Variable:
     return step(**kwargs)
 
 
-class creator_scope:
+class creator_scope(AbstractContextManager[None]):
     """Scope in which variables are created by `added`, the last one first.
+
+    Attributes:
+        inside: The creators of the thread while nothing else is entered in it.
 
     Raises:
         ContextError: On leaving: a scope opened inside is still open. This one can be left once
@@ -123,11 +127,11 @@ class creator_scope:
 
     def __enter__(self) -> None:
         self._outer = _creators.stack
-        self._inside = (*self._outer, *self._added)
-        _creators.stack = self._inside
+        self.inside = (*self._outer, *self._added)
+        _creators.stack = self.inside
 
     def __exit__(self, *_: object) -> None:
-        if _creators.stack is not self._inside:
+        if _creators.stack is not self.inside:
             raise nesting_error("Variable creator")
         _creators.stack = self._outer
 

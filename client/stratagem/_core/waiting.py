@@ -76,11 +76,26 @@ class Guard:
                 self._give_up = give_up
             yield
         finally:
+            self._take_due()
+
+    def awaited(self, wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
+        """Return what is waited for, as by `held_off`, whose generator takes longer."""
+        if self._give_up is not None:
+            return wait()
+        try:
             with self._changing:
-                self._give_up = None
-                due, self._due = self._due, False
-            if due:
-                raise self._interrupted
+                self._give_up = give_up
+            return wait()
+        finally:
+            self._take_due()
+
+    def _take_due(self) -> None:
+        """Let interruptions come again, and raise the one that is due."""
+        with self._changing:
+            self._give_up = None
+            due, self._due = self._due, False
+        if due:
+            raise self._interrupted
 
 
 _present: ContextVar[Guard | None] = ContextVar("stratagem_guard", default=None)
@@ -111,8 +126,7 @@ def awaited(wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
     guard = _present.get()
     if guard is None or not guard.is_mine:
         return wait()
-    with guard.held_off(give_up):
-        return wait()
+    return guard.awaited(wait, give_up)
 
 
 def abandonable(messages: Iterator[bytes], give_up: Callable[[], object]) -> Iterator[bytes]:

@@ -349,7 +349,7 @@ class HostedParameter:
         Leaves of the other replicas follow it.
         """
         for leaf in self.leaves[1:]:
-            _follow(leaf, self.parameter, self._separate)
+            _follow(leaf, self.leaves[0], self._separate)
         self.accept()
 
     def accept(self) -> None:
@@ -375,11 +375,15 @@ class HostedParameter:
         """
         if self._lent is not None and self._lent.were_written():
             return True
-        if not self._is_in_place():
-            for parameter in self._replacements():
-                self._replace(parameter)
-                return True
         parameter = self.leaves[0]
+        for owner, key in self._owners:
+            module = owner()
+            # Not what the current replica sees, but what is stored; nearly always the parameter.
+            if module is None or dict.get(module._parameters, key) is not parameter:
+                for replacement in self._replacements():
+                    self._replace(replacement)
+                    return True
+                break
         address, state = parameter.data_ptr(), _state_of(parameter)
         if address == self._address and state == self._state:
             return False
@@ -397,16 +401,6 @@ class HostedParameter:
         """
         versions = [*map(_version_of, self.leaves)]
         return versions[since_replica:] != self._versions[since_replica:]
-
-    def _is_in_place(self) -> bool:
-        """Return whether all modules have the parameter, as nearly always."""
-        parameter = self.leaves[0]
-        for owner, key in self._owners:
-            module = owner()
-            # Not what the current replica sees, but what is stored.
-            if module is None or dict.get(module._parameters, key) is not parameter:
-                return False
-        return True
 
     def _replacements(self) -> Iterator[Parameter]:
         for owner, key in self._owners:

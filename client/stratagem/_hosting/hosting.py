@@ -210,12 +210,14 @@ class Hosting(ABC):
         living_hostings.add(self)
         self.adopter.adopt()
         self._extended._names.used()
-        self.buffers.follow_first()
-        self.parameters.carry_outside_changes()
+        if len(self.devices) > 1:
+            self.buffers.follow_first()
+            self.parameters.carry_outside_changes()
 
     def after_replicas(self) -> None:
         """Note how replicas have left parameters."""
-        self.parameters.note_replicas_work()
+        if len(self.devices) > 1:
+            self.parameters.note_replicas_work()
 
     def unshared_writes(self) -> Sequence[str]:
         """Return the names of parameters that the program wrote and other workers do not know."""

@@ -387,10 +387,14 @@ class DistributedOptimizer(OptimizerWithSlots):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._is_outside_of_runs():
-            self._hosting.step_outside_of_runs(self._contribute)
+        context = current_context()
+        if context and context.replica_context and context.strategy is self._strategy:
+            # In a run, as nearly always.
+            self._contribute(cast("ReplicaContext", context.replica_context))
+        elif self._is_outside_of_runs():
+            self._hosting.step_outside_of_runs(lambda: self._contribute(self._replica()))
         else:
-            self._contribute()
+            self._contribute(self._replica())
         return loss
 
     def _is_outside_of_runs(self) -> bool:
@@ -402,9 +406,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             return True
         return context.replica_context is None and context.strategy is self._strategy
 
-    def _contribute(self) -> None:
-        replica = self._replica()
-        if self._plain:
+    def _contribute(self, replica: ReplicaContext) -> None:
+        if self._tensors.plain:
             self._limiter.step_alone(self._inner)
             return
         if is_scaled(self):
@@ -447,13 +450,16 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
         # Those of all replicas of this process; a lone one is not merged.
-        is_lone = isinstance(contributions, Contribution)
-        results = self._hosting.extended._local_results
-        each = (contributions,) if is_lone else results(contributions)
+        hosting = self._hosting
+        if isinstance(contributions, Contribution):
+            each: Sequence[Contribution] = (contributions,)
+        else:
+            each = hosting.extended._local_results(contributions)
         groups = group_steps(each)
-        stepped = chain.from_iterable([group.variables for group in groups])
-        self._hosting.parameters.require_gradients_of_replicas(stepped)
-        self._hosting.apply_gradients(
+        if len(hosting.devices) > 1:
+            stepped = chain.from_iterable([group.variables for group in groups])
+            hosting.parameters.require_gradients_of_replicas(stepped)
+        hosting.apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
@@ -470,7 +476,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         """Clear the gradients of this replica; outside of replicas, of all."""
         if self._overlap is not None:
             self._overlap.discard()
-        if self._plain:
+        if self._tensors.plain:
             super().zero_grad(set_to_none)
         elif current_replica_id() is not None:
             self._clear(set_to_none)
@@ -485,6 +491,6 @@ class DistributedOptimizer(OptimizerWithSlots):
             super().zero_grad(set_to_none)
             return
         # What torch does, without what a compiler or a profiler would see of it.
-        for group in self.param_groups:
+        for group in self._inner.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

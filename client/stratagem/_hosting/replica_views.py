@@ -256,12 +256,8 @@ class ParameterRegistry:
         Changes that leave the value alone (freezing, moving to another device) are passed on to the
         other replicas' leaves here.
         """
-        return [hosted for hosted in self._entries if hosted.written_locally()]
-
-    @property
-    def _in_several_replicas(self) -> Sequence[HostedParameter]:
-        """All of them where replicas have leaves of their own; nothing has to follow a lone one."""
-        return self._entries if len(self.devices) > 1 else ()
+        found = [reference() for reference in self._references]
+        return [hosted for hosted in found if hosted is not None and hosted.written_locally()]
 
     @property
     def _entries(self) -> list[HostedParameter]:
@@ -274,13 +270,17 @@ class ParameterRegistry:
         hosted.end()
 
     def carry_outside_changes(self) -> None:
-        """Carry what was done to gradients and hooks since replicas ran to those of all of them."""
-        for hosted in self._in_several_replicas:
+        """Carry what was done to gradients and hooks since replicas ran to those of all of them.
+
+        This, and what follows, is for several replicas, which have leaves of their own; nothing has
+        to follow a lone one.
+        """
+        for hosted in self._entries:
             hosted.outside_changes.carry(hosted.leaves)
 
     def note_replicas_work(self) -> None:
         """Take gradients and hooks as they are for the work of replicas."""
-        for hosted in self._in_several_replicas:
+        for hosted in self._entries:
             hosted.outside_changes.note(hosted.leaves)
 
     def require_gradients_of_replicas(self, variables: Iterable[Variable]) -> None:
@@ -291,7 +291,7 @@ class ParameterRegistry:
         """
         changed = [
             hosted
-            for hosted in self._in_several_replicas
+            for hosted in self._entries
             if hosted.outside_changes.gradient_changed(hosted.parameter)
         ]
         stepped = {id(variable) for variable in variables} if changed else ()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from stratagem._core.contexts import current_replica_id, has_strategy
 from stratagem._core.variables import Variable
-from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
 from stratagem._hosting.other_steps import leave_to_optimizer, workers
 from stratagem._strategies.strategy import default_strategy, get_strategy
@@ -159,11 +159,15 @@ class TrainedTensors:
 
 
 class _Found(NamedTuple):
-    """What is behind tensors of a `ReplicaParams`, as long as these are in it."""
+    """What is behind tensors of a `ReplicaParams`, as long as these are in it.
+
+    They `are_hosted` if all are parameters of modules, of whose leaves there is a list.
+    """
 
     tensors: Sequence[torch.Tensor]
     trained: Sequence[Trained | None]
     variables: Sequence[Variable | None]
+    are_hosted: bool = False
 
 
 class ReplicaParams(list[torch.Tensor]):
@@ -180,7 +184,7 @@ class ReplicaParams(list[torch.Tensor]):
     def __init__(self, tensors: Iterable[torch.Tensor], trained: TrainedTensors) -> None:
         super().__init__(tensors)
         self._trained = trained
-        self._found = _Found((), (), ())
+        self._found = _Found((), (), (), are_hosted=True)
 
     def trained(self) -> Sequence[Trained | None]:
         """Return what is behind each tensor; None for a lazy one without a shape."""
@@ -195,7 +199,8 @@ class ReplicaParams(list[torch.Tensor]):
         if len(self) != len(tensors) or not all(map(is_, super().__iter__(), tensors)):
             trained = [self._trained.find(tensor) for tensor in super().__iter__()]
             variables = tuple([one if one is None else one.variable for one in trained])
-            found = _Found([*super().__iter__()], trained, variables)
+            are_hosted = all([isinstance(one, HostedParameter) for one in trained])
+            found = _Found([*super().__iter__()], trained, variables, are_hosted)
             if None in trained:
                 return found
             self._found = found
@@ -203,12 +208,20 @@ class ReplicaParams(list[torch.Tensor]):
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         trained = self._trained.find(tensor)
-        return tensor if trained is None else trained.leaf_in(_present_replica())
+        return tensor if trained is None else trained.leaf_in(current_replica_id() or 0)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        pairs = zip(self.trained(), super().__iter__(), strict=True)
-        replica = _present_replica()
-        return iter([t if one is None else one.leaf_in(replica) for one, t in pairs])
+        return iter(self.of_replica()[0])
+
+    def of_replica(self) -> tuple[list[torch.Tensor], Sequence[Variable | None]]:
+        """Return the leaves of the replica that this thread runs, and the variable of each."""
+        found, replica = self._present(), current_replica_id() or 0
+        if found.are_hosted:
+            hosted = cast("Sequence[HostedParameter]", found.trained)
+            return [one.leaves[replica] for one in hosted], found.variables
+        pairs = zip(found.trained, super().__iter__(), strict=True)
+        leaves = [t if one is None else one.leaf_in(replica) for one, t in pairs]
+        return leaves, found.variables
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
@@ -216,7 +229,3 @@ class ReplicaParams(list[torch.Tensor]):
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return list, (list(self),)
-
-
-def _present_replica() -> int:
-    return current_replica_id() or 0

@@ -281,7 +281,7 @@ class OptimizerWithSlots(OptimizerWrapper):
     @property
     def _hosting(self) -> Hosting:
         self._tensors.require_remembered()
-        return cast("Hosting", self._strategy.extended._hosting)
+        return cast("Hosting", self._strategy._extended._hosting)
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:

@@ -303,11 +303,14 @@ class RemoteHosting(Hosting):
         """Return what the replicas return; refuse parameters that they have written."""
         # A checkpoint has all that this sends, or nothing of it.
         self._steps.begin_run()
+        steps = self._store.servers.steps
+        is_entered = steps.enter()
         try:
-            with self._store.servers.steps.step_scope():
-                result = call()
-                self.checkpoints.states.ran()
+            result = call()
+            self.checkpoints.states.ran()
         finally:
+            if is_entered:
+                steps.leave()
             self._tables.forget()
         self._refuse_writes(IN_REPLICA)
         return result
@@ -322,7 +325,8 @@ class RemoteHosting(Hosting):
         return name
 
     def apply_gradients(self, step: OptimizerStep) -> None:
-        self._membership.require_trainer()
+        if not self._membership.trains:
+            self._membership.require_trainer()
         self.threads.add_this()
         # What the step makes would take the place of what was written.
         self._refuse_writes(IN_REPLICA)

@@ -21,7 +21,7 @@ from stratagem._parameter_server.hosting.gradients import (
     add_gradient,
     no_batches,
 )
-from stratagem._parameter_server.hosting.push import Push, RowsBehind
+from stratagem._parameter_server.hosting.push import Push, RowsBehind, Update
 from stratagem._parameter_server.hosting.steps import Staged, StepPermit
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.tables.variable import require_whole_state
@@ -255,19 +255,27 @@ def _contribute(
     count once all servers have theirs.
     """
     program, limits = store.programs.encoded(step), step.limiter.limits
-    totals = step.mapped(VariableGradients.total)
-    gradients, offender = step.limiter.own_part(totals.by_variable())
-    batches = _batches(totals.with_gradients(gradients), overlap)
-    of_sum = Limits(limits, offender)
-    contribution = _contribution(store, step, permit)
-    store.servers.call_all(
-        {
-            server: updates.step(
-                program, batches[server].gradients, contribution, of_sum, batches[server].backward
+    totals = step if step.replicas <= 1 else step.mapped(VariableGradients.total)
+    of_sum, contribution = Limits(limits), _contribution(store, step, permit)
+    batches: ServerBatches = no_batches(step.compressor)
+    found: Mapping[int, Update] | None = None
+    if overlap is None and step.compressor.compression is None and not step.limiter.has_limits:
+        found = store.routes.route(step).updates(program, totals, contribution, of_sum)
+    if found is None:
+        found = {}
+        gradients, offender = step.limiter.own_part(totals.by_variable())
+        of_sum = Limits(limits, offender)
+        batches = _batches(totals.with_gradients(gradients), overlap)
+    requests = {}
+    for server in store.servers.used:
+        if server in found:
+            requests[server] = found[server].request
+        else:
+            each = batches[server]
+            requests[server] = updates.step(
+                program, each.gradients, contribution, of_sum, each.backward
             )
-            for server in store.servers.used
-        }
-    )
+    store.servers.call_all(requests)
     store.contributions.commit(Staged(contribution, [*batches.values()]))
 
 

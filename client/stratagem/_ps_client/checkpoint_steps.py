@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stratagem._core.contexts import get_replica_context, has_strategy
 from stratagem._core.scalars import Scalars
@@ -43,20 +43,27 @@ class StepPace:
         self._last = (0.0, 0.0)
         self._own: deque[float] = deque(maxlen=_LAST)
 
-    def waiting(self) -> AbstractContextManager[None]:
-        return _Waiting(self)
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave out what this thread waits for meanwhile."""
+        counts = self.begin_wait()
+        try:
+            yield
+        finally:
+            if counts:
+                self.end_wait()
 
-    def counts(self) -> bool:
-        """Return whether waits of this thread are waits of the program."""
-        if threading.get_ident() == self._thread:
-            return True
-        return has_strategy() and get_replica_context() is not None
-
-    def begin_wait(self) -> None:
+    def begin_wait(self) -> bool:
+        """Begin a wait, if those of this thread are the program's; then `end_wait` must follow."""
+        if threading.get_ident() != self._thread and not (
+            has_strategy() and get_replica_context() is not None
+        ):
+            return False
         with self._lock:
             if not self._waiting:
                 self._since = self._clock()
             self._waiting += 1
+        return True
 
     def end_wait(self) -> None:
         with self._lock:
@@ -83,24 +90,6 @@ class StepPace:
             if len(self._own) < _ENOUGH:
                 return None
             return StepPaceMessage(steps=len(self._own), own_seconds=median(self._own))
-
-
-class _Waiting(AbstractContextManager[None]):
-    """The context of `StepPace.waiting`; a generator would take longer."""
-
-    __slots__ = ("_counts", "_pace")
-
-    def __init__(self, pace: StepPace) -> None:
-        self._pace = pace
-
-    def __enter__(self) -> None:
-        self._counts = self._pace.counts()
-        if self._counts:
-            self._pace.begin_wait()
-
-    def __exit__(self, *_: object) -> None:
-        if self._counts:
-            self._pace.end_wait()
 
 
 class FinishedStep(NamedTuple):
@@ -134,6 +123,15 @@ class ProgramStep:
                 self._ordinals[server] += 1
                 ordinal = self._ordinals[server]
         return CountedStep(number=self._number, ordinal=ordinal, report=self._report)
+
+
+class CountedRequest(Protocol):
+    """A request that may be a part of a counted step."""
+
+    @property
+    def is_applied_once(self) -> bool:
+        """Whether a counted step that is repeated does not apply it again."""
+        ...
 
 
 class _ThreadStep(threading.local):
@@ -242,10 +240,10 @@ class CheckpointSteps:
         if self._ends.empty():
             self._ends.put(None)
 
-    def counted(self, server: str, is_applied_once: bool) -> CountedStep | None:
-        """Say which of the program's steps the next request of this thread is a part of."""
+    def counted(self, server: str, request: CountedRequest) -> CountedStep | None:
+        """Say which of the program's steps a request, the next of this thread, is a part of."""
         step = self._own.program_step if self._own.step else self.program_step
-        return step.key(server, is_applied_once) if step is not None else None
+        return step.key(server, request.is_applied_once) if step is not None else None
 
     def prepare(self, report: bytes) -> None:
         """Save a report in the checkpoints that contain the next step that ends."""
@@ -265,14 +263,10 @@ class CheckpointSteps:
         return min(over, self._apart - 1) if self._apart else over
 
     @property
-    def _present(self) -> int:
-        return self._own.step or (self._current if self._inside else 0)
-
-    @property
     def current(self) -> int:
         """The step that is being taken; 0 if none is."""
         with self._lock:
-            return self._present
+            return self._own.step or (self._current if self._inside else 0)
 
     @property
     def begun(self) -> int:
@@ -287,12 +281,14 @@ class CheckpointSteps:
         """As `current` and `finished_step`, at one moment."""
         with self._lock:
             self._reported = self._over
-            return self._present, FinishedStep(self._reported, self._report)
+            present = self._own.step or (self._current if self._inside else 0)
+            return present, FinishedStep(self._reported, self._report)
 
     def unreported_step(self) -> int:
         """Return the last step that is over, if no server knows that yet; else 0."""
         with self._lock:
-            return self._over if self._over > self._reported else 0
+            over = self._over
+            return over if over > self._reported else 0
 
     def wait_for_end(self, seconds: float) -> bool:
         try:

@@ -228,10 +228,11 @@ class Connection:
             ForkedProcessError: This process was forked from the one that connected.
             CancelledError: The connection is closed.
         """
-        if not request.mutates:
-            return self._sent(request, self.open().key(self._steps), style)
         # A thread that held the lock when this process was forked does not release it here.
         self._require_usable()
+        if not request.mutates:
+            session = self._session or self._first_opened()
+            return self._sent(request, session.key(self._steps), style)
         permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
@@ -262,7 +263,7 @@ class Connection:
         return pending
 
     def _next_key(self, session: ServerSession, request: Request[Any]) -> RequestKey:
-        counted = self._steps.counted(self.peer, request.is_applied_once)
+        counted = self._steps.counted(self.peer, request)
         return session.next_key(self._steps, next_closure_key(self.peer), counted)
 
     def _sent(
@@ -275,13 +276,15 @@ class Connection:
         self._sender, self._has_sent = threading.get_ident(), True
         span = tracing.sending(request.method, self.peer)
         try:
-            span.mark(key)
+            if span is not None:
+                span.mark(key)
+                on_outcome = span.before(on_outcome)
             request.stamp(key)
-            ended = span.before(on_outcome)
             self._sent_at = time.monotonic()
-            pending = Pending(self, request, self.deadlines, ended, style)
+            pending = Pending(self, request, self.deadlines, on_outcome, style)
         except BaseException:
-            span.end()
+            if span is not None:
+                span.end()
             raise
         self._last = weakref.ref(pending)
         return pending

@@ -109,6 +109,7 @@ class ServerGroup:
 
     Attributes:
         steps: Which requests belong together; what `call_all` sends always does.
+        used: Indices of the servers that variables are placed on.
         snapshot: The cut of which all is read, while nothing may be changed; empty for what is
             there now.
         changes: How often something was changed, other than by steps.
@@ -130,6 +131,7 @@ class ServerGroup:
         """
         self._description = addresses, identity, deadlines, visible, locate
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
+        self.used: Sequence[int] = self._visible.used
         self.steps: CheckpointSteps = CheckpointSteps()
         self.snapshot = b""
         self.changes: int = 0
@@ -237,11 +239,6 @@ class ServerGroup:
         return not self._finalizer.alive
 
     @property
-    def used(self) -> Sequence[int]:
-        """Indices of the servers that variables are placed on."""
-        return self._visible.used
-
-    @property
     def called(self) -> Sequence[int]:
         """Indices of those among them that this task may call."""
         return self._visible.called
@@ -295,20 +292,28 @@ class ServerGroup:
         """
         if order is Order.BEHIND and self._pipelined(requests):
             return {}
-        with self.steps.pace.waiting():
+        is_waiting = self.steps.pace.begin_wait()
+        is_entered = False
+        try:
             if order in (Order.AFTER_PUSH, Order.BEHIND):
                 self._in_flight.finish()
-            changes = order is not Order.STEP and any(one.mutates for one in requests.values())
-            self.changes += changes
-            if not changes and order is not Order.STEP:
-                self._prepare(requests)
-                return self._exchanged(requests)
-            # Servers take one of them at a time.
-            self._in_flight.wait()
+            is_part_of_step = order is Order.STEP
+            if not is_part_of_step and any([one.mutates for one in requests.values()]):
+                self.changes += 1
+                is_part_of_step = True
+            if is_part_of_step:
+                # Servers take one of them at a time.
+                self._in_flight.wait()
             self._prepare(requests)
-            self.require_present()
-            with self.steps.step_scope():
-                return self._exchanged(requests)
+            if is_part_of_step:
+                self.require_present()
+                is_entered = self.steps.enter()
+            return self._exchanged(requests)
+        finally:
+            if is_entered:
+                self.steps.leave()
+            if is_waiting:
+                self.steps.pace.end_wait()
 
     def start_all(
         self, requests: Mapping[int, Request[Result]], order: Order = Order.AFTER_PUSH
@@ -331,8 +336,9 @@ class ServerGroup:
         self._backlog.wait()
 
     def _begin(self, tasks: Iterable[int]) -> None:
-        for task in tasks:
-            self.require_visible(task)
+        if self._visible.hidden:
+            for task in tasks:
+                self.require_visible(task)
         self._heartbeat.start()
 
     def _pipelined(self, requests: Mapping[int, Request[Any]]) -> bool:

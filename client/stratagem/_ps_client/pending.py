@@ -69,6 +69,8 @@ _LONGEST_SEARCH_PAUSE_SECONDS = 0.1
 class Retries:
     """Decides failure by failure about one request. Times are in seconds of a monotonic clock.
 
+    Few requests fail, so it is made at the first failure.
+
     Args:
         request: The request.
         peer: The server, for messages.
@@ -76,22 +78,9 @@ class Retries:
         replicated: Whether another process may take over from the server.
 
     Attributes:
-        allowed: Whether it may be sent again at all; may be changed in any thread.
+        allowed: Whether it may be sent again at all.
         is_held_back: Whether it waits for a backup, because it may be what has ended the primary.
     """
-
-    # One is made for each request, and rarely used.
-    __slots__ = (
-        "_failures",
-        "_give_up_at",
-        "_longest",
-        "_lost_runs",
-        "_peer",
-        "_request",
-        "_seconds",
-        "allowed",
-        "is_held_back",
-    )
 
     def __init__(
         self, request: Request[Any], peer: str, seconds: float, replicated: bool = False
@@ -244,12 +233,8 @@ class Pending(Generic[Result]):
         self._request = request
         self._deadlines = deadlines
         self._on_outcome: Callable[[], None] | None = on_outcome
-        self._retries = Retries(
-            request,
-            self._route.peer,
-            deadlines.connect,
-            replicated=self._route.is_replicated or self._route.has_moved,
-        )
+        self._made_retries: Retries | None = None
+        self._may_repeat = True
         self._wait: Wait | None = None
         self.is_awaited: bool = False
         self.attempt: Attempt = self._sent(style)
@@ -257,6 +242,14 @@ class Pending(Generic[Result]):
     @property
     def method(self) -> str:
         return self._request.method
+
+    @property
+    def _retries(self) -> Retries:
+        if self._made_retries is None:
+            replicated = self._route.is_replicated or self._route.has_moved
+            seconds = self._deadlines.connect
+            self._made_retries = Retries(self._request, self._route.peer, seconds, replicated)
+        return self._made_retries
 
     def result(self) -> Result:
         """Wait for the result.
@@ -319,7 +312,7 @@ class Pending(Generic[Result]):
 
     def give_up_waiting(self) -> None:
         """Send the request no more after the attempt under way; in any thread."""
-        self._retries.allowed = False
+        self._may_repeat = False
 
     def _sent(self, style: Style) -> Attempt:
         self._transport, self._takeovers = self._route.transport, self._route.takeovers
@@ -396,6 +389,7 @@ class Pending(Generic[Result]):
                 self._await("", self._deadlines.connect)
             if self._wait is not None:
                 self._wait.failure = error.message
+            self._retries.allowed = self._may_repeat
             self._route.closed.wait(self._retries.pause(error, time.monotonic()))
 
     def _is_found(self, error: StratagemError) -> bool:

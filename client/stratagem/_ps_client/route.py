@@ -252,6 +252,7 @@ class ServerRoute:
         meter: Counts the bytes that pass.
         closed: Set once nothing can be sent any more.
         expected: Who has to be at the address.
+        is_replicated: Whether the server has replicas, of which another may serve.
         awaited: What threads wait for at present.
         takeovers: How often another replica was found to serve.
         has_backup: Whether the server may end without a loss of what it has, as far as is known.
@@ -290,6 +291,7 @@ class ServerRoute:
     def _settle(self, address: str) -> None:
         self.listed = address
         self._replicas = replica_addresses(self._task, address)
+        self.is_replicated: bool = len(self._replicas) > 1
         self.expected: Expected = Expected("ps", self._index)
         self._search = PrimarySearch(self._replicas, self._token, self.expected)
         self.transport: ServerTransport = ServerTransport(
@@ -299,11 +301,6 @@ class ServerRoute:
     @property
     def address(self) -> str:
         return self.transport.address
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether the server has replicas, of which another may serve."""
-        return len(self._replicas) > 1
 
     @property
     def has_moved(self) -> bool:
@@ -465,7 +462,8 @@ class ServerRoute:
         self, request: Request[Result], deadlines: Deadlines, style: Style = Style.SENT
     ) -> Attempt:
         """Send a stamped request once."""
-        self.require_open()
+        if self.closed.is_set():
+            raise self._closed_error()
         sent = request.request_nbytes
         nbytes = sent + request.response_nbytes
         if request.response_nbytes > CHUNK_BYTES:
@@ -483,7 +481,7 @@ class ServerRoute:
             downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,
-            handshake=request.handshake,
+            handshake=request.handshake if request.opens else None,
         )
         transport = self.transport
         try:
@@ -500,7 +498,10 @@ class ServerRoute:
     def require_open(self) -> None:
         """Raise `CancelledError` if somebody has closed the route."""
         if self.closed.is_set():
-            raise CancelledError(f"the connection to {self.peer} is closed; make a new strategy")
+            raise self._closed_error()
+
+    def _closed_error(self) -> CancelledError:
+        return CancelledError(f"the connection to {self.peer} is closed; make a new strategy")
 
     def trim(self) -> None:
         self.transport.trim()

@@ -90,7 +90,7 @@ class ServerTransport:
     def send(self, call: Call, control: bool = False) -> Attempt:
         """Begin a call, over gRPC if `control`; raise ValueError if the transport is closed."""
         chosen = self._chosen
-        if control or chosen is self._grpc or self._in_cooldown():
+        if control or chosen is self._grpc or (self._cools_until and self._in_cooldown()):
             return self._grpc.send(call)
         try:
             return chosen.send(call)
@@ -100,7 +100,7 @@ class ServerTransport:
         return self._grpc.send(call)
 
     def _in_cooldown(self) -> bool:
-        return bool(self._cools_until) and time.monotonic() < self._cools_until
+        return time.monotonic() < self._cools_until
 
     def _note_failure(self, error: Exception, sockets: Transport) -> None:
         if isinstance(error, _NOBODY_THERE):

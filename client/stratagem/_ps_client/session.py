@@ -134,7 +134,7 @@ class ServerSession:
             acknowledged = next(iter(self._open)) - 1
         step, (finished, report) = steps.current_and_finished()
         return RequestKey(
-            session_id=self.credential + self.known_reached(),
+            session_id=self.credential + self.reached + self._heard,
             sequence=sequence,
             acknowledged=acknowledged,
             step=step,

@@ -111,24 +111,23 @@ class Links:
             OSError: Nobody answers.
             MalformedStreamError: Not the server answers.
         """
-
-        def begin(link: SocketLink) -> None:
-            self._busy.add(link)
-            use(link)
-            if self._closed:
-                # Another thread has closed all that it knew of meanwhile.
-                link.close()
-
-        while (idle := self._idle.take(room)) is not None and idle.is_worn:
+        while (idle := self._idle.take(room)) is not None and idle.stream.is_worn:
             idle.close()
         if idle is None:
-            return SocketLink(self.endpoint, seconds, begin)
-        begin(idle)
+            return SocketLink(self.endpoint, seconds, partial(self._begin, use))
+        self._begin(use, idle)
         return idle
 
+    def _begin(self, use: Callable[[SocketLink], None], link: SocketLink) -> None:
+        self._busy.add(link)
+        use(link)
+        if self._closed:
+            # Another thread has closed all that it knew of meanwhile.
+            link.close()
+
     def memory_of(self, link: SocketLink, room: int) -> Segment | None:
-        """Return what a link shares with the server for a call; None if it is to send."""
-        if not 0 < room <= self._most_shared:
+        """Return what a link shares with the server for a call of any room; None if it sends."""
+        if room > self._most_shared:
             return None
         large_enough = link.segment is not None and link.segment.nbytes >= room
         if not large_enough and not link.share(rounded_size(room)):
@@ -163,41 +162,36 @@ class Links:
             link.close()
 
 
-class Exchange(Iterator[bytes]):
-    """A call, which is sent when it begins; iterating over it reads its responses.
+class Exchange(Responses):
+    """A call, which is sent when it is made; iterating over it reads its responses.
 
-    Where a response is asked for, CallError says that the call failed. Messages may name places
-    in the `segment`, if there is one.
+    A thread that is interrupted in the midst of either would lose the socket. Where a response is
+    asked for, CallError says that the call failed.
 
     Args:
         links: Where it takes its connection from.
-        deadline: When the last response must have come, in seconds of `time.monotonic`.
+        call: The call.
+
+    Raises:
+        OSError: Nobody answers; nothing was sent.
+        MalformedStreamError: Not the server answers; nothing was sent.
     """
 
-    def __init__(self, links: Links, deadline: float) -> None:
-        self.segment: Segment | None = None
-        self._links = links
+    def __init__(self, links: Links, call: Call) -> None:
+        super().__init__(iter(()))
+        self._links, self._call = links, call
         self._link: SocketLink | None = None
-        self._deadline = deadline
+        self._deadline = time.monotonic() + call.timeout
         self._failure: OSError | None = None
         self._over = self._is_given_up = False
-
-    def begin(self, call: Call) -> None:
-        """Send a call.
-
-        A thread that is interrupted in the midst of it would lose the socket.
-
-        Raises:
-            OSError: Nobody answers; nothing was sent.
-            MalformedStreamError: Not the server answers; nothing was sent.
-        """
         try:
-            awaited(partial(self._begin, call), self.cancel)
+            awaited(self._begin, self.cancel)
         except BaseException:
             self.cancel()
             raise
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self) -> None:
+        call = self._call
         link = self._links.take(call.room, call.timeout, self._use)
         try:
             link.allow_until(self._deadline)
@@ -213,7 +207,8 @@ class Exchange(Iterator[bytes]):
 
     def _send(self, link: SocketLink, call: Call) -> None:
         kind, path = FrameKind.CALL, call.path.encode()
-        self.segment = self._links.memory_of(link, call.room)
+        if call.room:
+            self.segment = self._links.memory_of(link, call.room)
         messages = call.encode(self.segment)
         held = next(messages)
         for message in messages:
@@ -227,7 +222,8 @@ class Exchange(Iterator[bytes]):
 
     def __next__(self) -> bytes:
         if self._over:
-            self._end(usable=True)
+            if self._link is not None:
+                self._end(usable=True)
             raise StopIteration
         try:
             message = awaited(self._next_message, self.cancel)
@@ -240,6 +236,7 @@ class Exchange(Iterator[bytes]):
             raise
         if message is None:
             raise StopIteration
+        self.received(len(message))
         return message
 
     def _next_message(self) -> bytes | None:
@@ -262,7 +259,8 @@ class Exchange(Iterator[bytes]):
     def cancel(self) -> None:
         """Give the call up, if it has not ended."""
         self._is_given_up = True
-        self._end(usable=False)
+        if self._link is not None:
+            self._end(usable=False)
 
     def _end(self, usable: bool) -> None:
         link, self._link = self._link, None
@@ -328,7 +326,7 @@ class Pipeline:
     @property
     def is_worn(self) -> bool:
         """Whether calls to come should go by another pipeline."""
-        return self._link.is_worn
+        return self._link.stream.is_worn
 
     def leave(self) -> None:
         """Take no more calls; the last answer closes the connection."""
@@ -400,9 +398,8 @@ class SocketTransport(Transport):
             raise ConnectionAbortedError("the transport is closed")
         if call.style is Style.PIPELINED:
             return self._pipeline_for(call).send(call)
-        exchange = Exchange(self._links, time.monotonic() + call.timeout)
-        exchange.begin(call)
-        return Attempt(Responses(exchange, exchange.segment), exchange)
+        exchange = Exchange(self._links, call)
+        return Attempt(exchange, exchange)
 
     def _pipeline_for(self, call: Call) -> Pipeline:
         pipeline = self._pipeline

@@ -55,10 +55,19 @@ class TrafficMeter:
             return Traffic(self._sent, self._received)
 
     def sending(self, messages: Iterable[bytes], placed: int = 0) -> Iterator[bytes]:
-        """Yield the same messages, counted with the bytes that the first names in shared memory."""
+        """Return the same messages, counted with the bytes that the first names in shared memory.
+
+        A tuple has one, which is counted here; those of others are as they are asked for.
+        """
+        if not isinstance(messages, tuple):
+            return self._counted(messages)
+        with self._lock:
+            self._sent += len(messages[0]) + placed
+        return iter(messages)
+
+    def _counted(self, messages: Iterable[bytes]) -> Iterator[bytes]:
         for message in messages:
-            self.sent(len(message) + placed)
-            placed = 0
+            self.sent(len(message))
             yield message
 
     def sent(self, nbytes: int) -> None:
@@ -122,7 +131,7 @@ class Cancellable(Protocol):
 
 
 class Responses(Iterator[bytes]):
-    """The messages of an answer.
+    """The messages of an answer; a transport may override how the next one comes.
 
     Attributes:
         segment: What they may name places in, until another one than the last is asked for; None if

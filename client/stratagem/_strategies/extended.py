@@ -54,7 +54,8 @@ def require_function(method: str, fn: Any) -> None:
 
 def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
     """Raise InvalidTypeError for what cannot be called as `fn(*args, **kwargs)`."""
-    require_function(method, fn)
+    if not callable(fn):
+        require_function(method, fn)
     if not isinstance(args, list | tuple):
         raise InvalidTypeError(
             f"`args` of `{method}` must be a list or tuple, not "
@@ -157,10 +158,12 @@ class StrategyExtended(StrategyHooks):
                 )
             args = (args,)
         require_call("run", fn, args, kwargs or {})
-        given = (args, kwargs) if kwargs else args
-        # The only replica of this process, in sync with others, gets tensors as they are.
-        is_one_of_several = self._num_local_replicas == 1 < self._num_replicas_in_sync
-        empty = replicas_without_rows(given, not is_one_of_several)
+        empty: tuple[int, ...] = ()
+        if args or kwargs:
+            given = (args, kwargs) if kwargs else args
+            # The only replica of this process, in sync with others, gets tensors as they are.
+            is_one_of_several = self._num_local_replicas == 1 < self._num_replicas_in_sync
+            empty = replicas_without_rows(given, not is_one_of_several)
         with entered(self._container_strategy()), running_without_rows(empty):
             results = self._run(fn, args, kwargs or {})
         return marked(results, empty) if empty else results

@@ -16,8 +16,8 @@ from stratagem._core.contexts import (
     Scope,
     current_context,
     entered,
+    exchange_run_options,
     require_cross_replica_or_default,
-    running_with,
 )
 from stratagem._core.distributed_values import warn_of_replicas_without_rows
 from stratagem._core.nests import leaves
@@ -389,9 +389,13 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
                 "positional args must be a list or tuple, got "
                 f"{type(args).__name__}; write args=(x,) for a single argument"
             )
-        require_options(options)
-        with running_with(options):
+        if options is not None:
+            require_options(options)
+        outer = exchange_run_options(options)
+        try:
             return self._extended.call_for_each_replica(fn, args, kwargs)
+        finally:
+            exchange_run_options(outer)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis | None = None) -> Any:
         """Reduce a nest of values over replicas, to the current device.

@@ -41,7 +41,7 @@ def fields_of(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the field numbers and values of an encoded message, in its order."""
     position = 0
     while position < len(data):
-        tag, position = _read_varint(data, position)
+        tag, position = read_varint(data, position)
         value, position = read_value(data, position, tag & 7)
         yield tag >> 3, value
 
@@ -54,9 +54,9 @@ def read_value(data: memoryview, position: int, wire_type: int) -> tuple[int | m
         IndexError: It is cut short.
     """
     if wire_type == _VARINT:
-        return _read_varint(data, position)
+        return read_varint(data, position)
     if wire_type == BYTES:
-        size, position = _read_varint(data, position)
+        size, position = read_varint(data, position)
     elif wire_type in (_FIXED32, _FIXED64):
         size = 4 if wire_type == _FIXED32 else 8
     else:
@@ -80,7 +80,8 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+def read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and where it ends; raise as `read_value`."""
     value = shift = 0
     while True:
         byte = data[position]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Place, TensorSpec
-from stratagem_proto.wire.fields import BYTES, FIRST_TAG, bytes_of, fields_of, read_value, varint
+from stratagem_proto.wire.fields import FIRST_TAG, bytes_of, fields_of, read_varint, varint
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, nbytes_of
 
@@ -74,6 +75,28 @@ def encode_frame(frame: Frame[Header]) -> bytes:
     return b"".join(parts)
 
 
+def encode_at_once(header: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+    """Return the one frame that carries an encoded header and all of the tensors.
+
+    It is `encode_frame` of the only frame of `split`, for less of a processor's time.
+    """
+    parts: list[bytes | memoryview] = [FIRST_TAG, varint(len(header)), header]
+    for number, tensor in enumerate(tensors):
+        data = as_bytes(tensor)
+        if data:
+            parts += (_whole_prefix(number, len(data)), data)
+    return b"".join(parts)
+
+
+# Each step sends the same tensors.
+@lru_cache(maxsize=1024)
+def _whole_prefix(tensor: int, nbytes: int) -> bytes:
+    """Return what comes before the bytes of a tensor that is one chunk."""
+    number = _TENSOR_TAG + varint(tensor) if tensor else b""
+    prefix = number + _DATA_TAG + varint(nbytes)
+    return _CHUNKS_TAG + varint(len(prefix) + nbytes) + prefix
+
+
 def encode_header(header: bytes) -> bytes:
     """Return the part of a frame that contains an encoded header."""
     return FIRST_TAG + varint(len(header)) + header
@@ -113,21 +136,18 @@ def decode_frame(
         raise _malformed(len(data), header_type, error) from error
 
 
-def _unchecked(header: memoryview) -> None:
-    """Decode any header."""
-
-
 def take_header(
     data: bytes | memoryview,
     header_type: type[Header],
-    check: Callable[[memoryview], None] = _unchecked,
+    check: Callable[[memoryview], None] | None = None,
 ) -> tuple[Header, memoryview] | None:
     """Return the header of a frame and the rest, which is a frame of chunks only.
 
     Args:
         data: The encoded frame.
         header_type: The class of the header.
-        check: Called with the encoded header; raises if it is not to be decoded.
+        check: Called with the encoded header; raises if it is not to be decoded. By default any
+            header is.
 
     Returns:
         None if the frame does not begin with a header.
@@ -139,10 +159,14 @@ def take_header(
     if view[:1] != FIRST_TAG:
         return None
     try:
-        header, begin = read_value(view, 1, BYTES)
-        encoded = bytes_of(header)
-        check(encoded)
-        return header_type.FromString(bytes(encoded)), view[begin:]
+        size, begin = read_varint(view, 1)
+        end = begin + size
+        if end > len(view):
+            raise DecodeError("the header is cut short")
+        encoded = view[begin:end]
+        if check is not None:
+            check(encoded)
+        return header_type.FromString(bytes(encoded)), view[end:]
     except (DecodeError, IndexError) as error:
         raise _malformed(len(data), header_type, error) from error
 

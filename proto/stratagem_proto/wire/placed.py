@@ -133,6 +133,39 @@ def _announced_places(layout: SegmentLayout, chunks: bytes) -> range | None:
 _kept_announced = lru_cache(maxsize=256)(_announced_places)
 
 
+# What takes longer to copy than to look for its places in the message.
+_MOST_COPIED_BYTES = 16 << 10
+
+
+def decode_whole(chunks: bytes | memoryview, layout: SegmentLayout) -> list[torch.Tensor] | None:
+    """Return tensors that are sent in one frame, each with elements in a chunk of its own.
+
+    Args:
+        chunks: The encoded frame without its header; its bytes are copied.
+        layout: The layout of the tensors, whose memory it says nothing of here.
+
+    Returns:
+        The tensors in the order of the layout's `places`; None if the frame has anything else, or
+        is larger than what is worth a copy.
+    """
+    if len(chunks) > _MOST_COPIED_BYTES:
+        return None
+    try:
+        frame = tensor_pb2.Frame.FromString(bytes(chunks))
+    except DecodeError:
+        return None
+    if frame.HasField("header") or len(frame.chunks) != len(layout.places):
+        return None
+    tensors = []
+    for chunk, (number, _, size, _) in zip(frame.chunks, layout.places, strict=True):
+        data = chunk.data
+        if chunk.tensor != number or chunk.offset or len(data) != size or chunk.HasField("place"):
+            return None
+        dtype, shape = layout.kinds[number]
+        tensors.append(torch.frombuffer(bytearray(data), dtype=dtype).view(shape))
+    return tensors
+
+
 def place_by_runs(
     header: Header, tensors: Sequence[torch.Tensor], segment: Segment, run_bytes: int
 ) -> Iterator[Frame[Header]]:

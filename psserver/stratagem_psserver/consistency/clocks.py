@@ -120,11 +120,11 @@ class ClockGroup:
         if len(self.workers) < self.num_workers:
             self.slowest = 0
             return
-        stepping = [worker.finished for worker in self.stepping()]
+        workers = self.workers.values()
+        stepping = [one.finished for one in workers if not (one.gone or one.is_at_barrier)]
         self.slowest = min(stepping, default=self.slowest)
         # A worker that comes back may still have to contribute to a synchronous step.
-        everyone = [worker.finished for worker in self.workers.values()]
-        self.schedule.forget(min(everyone))
+        self.schedule.forget(min([one.finished for one in workers]))
 
     def is_ahead(self, finished: int, phase: Phase) -> bool:
         """Return whether a worker is too far ahead to begin a step of a phase.
@@ -160,7 +160,7 @@ class ClockGroup:
 
     def note_finished(self, begin: StepBegin) -> bool:
         """Note which step a worker has finished; return whether others may get a permit now."""
-        before, worker = (self.slowest, self.schedule.newest), self.workers[begin.worker]
+        before, worker = self.slowest, self.workers[begin.worker]
         worker.is_at_barrier = False
         if begin.finished > worker.finished:
             worker.finished = begin.finished
@@ -168,7 +168,7 @@ class ClockGroup:
             self.taken += 1
         worker.finished = self.schedule.following(worker.finished, 0) - 1
         self.recount()
-        return before != (self.slowest, self.schedule.newest)
+        return before != self.slowest
 
     def described(self, name: str) -> GroupConsistency:
         newest = self.schedule.newest

@@ -155,15 +155,14 @@ class Schedule:
         The worker skips synchronous steps that are closed. It also skips steps of other modes whose
         phase is over, and those up to `level`.
         """
-        while (last := self._last_skipped(finished + 1, closed, level)) > finished:
+        while True:
+            index = self._index(finished + 1)
+            later = self._phases[index + 1 : index + 2]
+            otherwise = later[0].start - 1 if later else level
+            last = self._phases[index].rule.last_skipped(closed, otherwise)
+            if last <= finished:
+                return finished + 1
             finished = last
-        return finished + 1
-
-    def _last_skipped(self, step: int, closed: int, level: int) -> int:
-        index = self._index(step)
-        later = self._phases[index + 1 : index + 2]
-        otherwise = later[0].start - 1 if later else level
-        return self._phases[index].rule.last_skipped(closed, otherwise)
 
     def regained(self, finished: int, closed: int, level: int) -> int:
         """Return the last step that a worker need not repeat after it was started again.
@@ -190,8 +189,9 @@ class Schedule:
         return self.newest.start
 
     def forget(self, finished: int) -> None:
-        """Drop the phases that are over for all workers."""
-        del self._phases[: self._index(finished + 1)]
+        """Drop the phases that are over for all workers, of which the newest is never one."""
+        if len(self._phases) > 1:
+            del self._phases[: self._index(finished + 1)]
 
 
 def rule_to_json(rule: StepRule) -> dict[str, Any]:

@@ -180,8 +180,8 @@ class SessionLedger:
         session = self._renewed(session_id, now)
         if session_id in self._leaving:
             raise superseded(session)
-        if session.program:
-            self._succession.require(session.program)
+        if session.program and self._succession.refuses(session.program):
+            raise self._succession.refusal()
         session.requested, session.doing, session.awaited = now, "", ()
         return session
 

@@ -36,7 +36,7 @@ from stratagem_psserver.exactly_once.numbering import (
 )
 from stratagem_psserver.exactly_once.receiving import Chunks, Manifest, Receiver, StagedTensors
 from stratagem_psserver.exactly_once.sessions import Session
-from stratagem_psserver.limits import PRESENT, Budget, Reservation, Stop, allocating
+from stratagem_psserver.limits import PRESENT, Budget, Stop, is_other_than_memory, out_of_memory
 from stratagem_psserver.log.changes import Changes, LoggedRequest, Mutation
 from stratagem_psserver.uploads import StoredRequest
 from stratagem_psserver.waiting import AwaitedClient, Waiter, Waits, unfinished_steps
@@ -137,10 +137,14 @@ async def apply_and_record(
     """
     reply: RecordedReply | None = None
     try:
-        with allocating("use more servers, or smaller variables and requests"):
+        try:
             if log_entry is not None:
                 log_entry.prepare()
             response = await apply()
+        except (RuntimeError, MemoryError) as error:
+            if is_other_than_memory(error):
+                raise
+            raise out_of_memory("use more servers, or smaller variables and requests") from error
         reply = RecordedReply(sequence=number, response=response.SerializeToString())
         return response
     except retryable:
@@ -357,7 +361,8 @@ class Mutations:
     ) -> Response:
         """Apply a request once its step may go on; a cut for a checkpoint holds new steps back."""
         gate, key = self._gate, request.key
-        await self._changes.caught_up()
+        if self._changes.log is not None:
+            await self._changes.caught_up()
         # It may have ended while the request arrived.
         self._ledger.session(session.id, self._clock())
         gate.finish(session.client, session.label, key.finished, key.report)
@@ -511,7 +516,7 @@ class ReplayedMutations:
         """Apply a request with its tensors; as `Mutations.apply_once`."""
         assert isinstance(chunks, StoredRequest)
         session = self.session(header)
-        with Reservation(self._budget, 0, session.label) as reservation:
+        with self._budget.reserve(0, "a request of the log", session.label) as reservation:
             # What waits beside it may be more than when it came, and was within the shares then.
             reservation.absorb(self._budget.reserve(manifest.staged_nbytes, "a request of the log"))
             staged = StagedTensors(session, chunks.tensors(manifest.specs), reservation)

@@ -91,7 +91,8 @@ class Numbering:
                     "request is numbered from 1, above all that it acknowledges"
                 )
             )
-        self._acknowledge(key.acknowledged)
+        if key.acknowledged > self.acknowledged:
+            self._acknowledge(key.acknowledged)
         if key.sequence <= self.acknowledged:
             return Refused(
                 FailedPreconditionError(

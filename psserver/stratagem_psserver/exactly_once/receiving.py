@@ -42,6 +42,7 @@ class Manifest:
     Attributes:
         specs: The tensors that are sent.
         borrows: As the argument.
+        splits: As the argument.
         is_final: Whether no tensors are decoded from them.
     """
 
@@ -53,7 +54,7 @@ class Manifest:
         splits: Sequence[TensorSplit] = (),
     ) -> None:
         self.specs, self._derived, self.borrows = specs, derived, borrows
-        self._splits = splits
+        self.splits = splits
         self.is_final = not derived
 
     @cached_property
@@ -72,7 +73,7 @@ class Manifest:
 
     def _check_splits(self) -> None:
         before = -1
-        for split in self._splits:
+        for split in self.splits:
             shape = self.specs[split.tensor].shape if split.tensor < len(self.specs) else ()
             if split.tensor <= before or not shape or sum(split.sizes) != shape[0]:
                 raise InvalidArgumentError(
@@ -81,7 +82,7 @@ class Manifest:
                     "and tensors are split in ascending order"
                 )
             before = split.tensor
-        if (pieces := sum(len(split.sizes) for split in self._splits)) > MAX_TENSORS:
+        if (pieces := sum(len(split.sizes) for split in self.splits)) > MAX_TENSORS:
             raise InvalidArgumentError(
                 f"the tensors of the request are split into {pieces} pieces; at most {MAX_TENSORS} "
                 "are allowed"
@@ -89,9 +90,7 @@ class Manifest:
 
     def pieces(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that are sent with the pieces of those that are several ones."""
-        if not self._splits:
-            return tensors
-        sizes = {split.tensor: list(split.sizes) for split in self._splits}
+        sizes = {split.tensor: list(split.sizes) for split in self.splits}
         return [
             piece
             for place, tensor in enumerate(tensors)
@@ -148,7 +147,9 @@ class StagedTensors:
         if self.segment is None:
             return self
         segment = self.segment.copy(manifest.layout.room)
-        tensors = manifest.pieces(segment.tensors(manifest.layout.kinds))
+        tensors = segment.tensors(manifest.layout.kinds)
+        if manifest.splits:
+            tensors = manifest.pieces(tensors)
         return replace(self, tensors=tensors, segment=segment)
 
 
@@ -186,19 +187,21 @@ class Receiver:
                 many bytes left.
             InvalidArgumentError: The description of a tensor is not valid.
         """
-        upload = self.uploads.take(manifest.specs, manifest.nbytes)
+        nbytes = manifest.nbytes
+        upload = self.uploads.take(manifest.specs, nbytes)
         client = session.label
         purpose = f"request {request.key.sequence} of {client}"
-        reservation = self._budget.reserve(manifest.staged_nbytes, purpose, client)
+        staged = nbytes if manifest.is_final else manifest.staged_nbytes
+        reservation = self._budget.reserve(staged, purpose, client)
         try:
             tensors, segment = await _tensors(manifest, upload, chunks)
-            pieces = manifest.pieces(tensors)
+            pieces = manifest.pieces(tensors) if manifest.splits else tensors
         except BaseException:
             reservation.release()
             raise
-        if manifest.nbytes:
-            self._figures.calls(type(request).__name__).received.observe(manifest.nbytes)
-            session.received += manifest.nbytes
+        if nbytes:
+            self._figures.calls(type(request).__name__).received.observe(nbytes)
+            session.received += nbytes
         return StagedTensors(session, pieces, reservation, segment), upload
 
 
@@ -216,14 +219,11 @@ async def _tensors(
             tensors = chunks.in_segment(manifest.layout)
         if tensors is not None:
             return tensors, chunks.segment
+    if manifest.borrows and (tensors := chunks.sent_whole(manifest.layout)) is not None:
+        return tensors, None
     specs, first = manifest.specs, await anext(chunks)
     if manifest.borrows and (tensors := whole_tensors(specs, first)) is not None:
-        if not chunks.is_over:
-            async for some in chunks:
-                if some:
-                    raise MalformedStreamError(
-                        "the stream continues after the last byte of its tensors"
-                    )
+        await _require_end(chunks)
         return tensors, None
     with _allocating():
         assembler = Assembler(specs, upload.tensors())
@@ -231,6 +231,14 @@ async def _tensors(
     async for some in chunks:
         assembler.add(some)
     return assembler.finish(), None
+
+
+async def _require_end(chunks: Chunks) -> None:
+    if chunks.is_over:
+        return
+    async for some in chunks:
+        if some:
+            raise MalformedStreamError("the stream continues after the last byte of its tensors")
 
 
 @contextmanager

@@ -255,13 +255,17 @@ class Succession:
             SupersededError: Another one coordinates.
         """
         if program and self.refuses(program):
-            incumbent = self.incumbent
-            raise SupersededError(
-                f"{incumbent.name} coordinates this cluster now, as number {incumbent.number}: "
-                "nothing was heard of this program, or it has not waited for its turn. What it "
-                "asks is not carried out any more. End it; when it is started again, let it wait "
-                "by stratagem.coordinator.stand_by()"
-            )
+            raise self.refusal()
+
+    def refusal(self) -> SupersededError:
+        """Return the error of a program that does not coordinate any more."""
+        incumbent = self.incumbent
+        return SupersededError(
+            f"{incumbent.name} coordinates this cluster now, as number {incumbent.number}: "
+            "nothing was heard of this program, or it has not waited for its turn. What it "
+            "asks is not carried out any more. End it; when it is started again, let it wait "
+            "by stratagem.coordinator.stand_by()"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return everything as JSON."""

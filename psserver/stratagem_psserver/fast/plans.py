@@ -257,7 +257,7 @@ class StepPlan:
             planned = ReadPlan.for_selections(store, selections)
             if holds and planned.is_whole:
                 self._read = planned
-        return planned.with_rows(store, joint_rows)
+        return planned.with_rows(store, joint_rows) if joint_rows else planned
 
 
 class CachedPlan(NamedTuple):

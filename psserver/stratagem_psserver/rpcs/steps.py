@@ -167,7 +167,8 @@ def _arrive(
     """Note the steps that a worker wants to begin."""
     for step in steps:
         closed = state.rounds.closed(step.group)
-        state.changes.arrived(session.id, step, closed)
+        if state.changes.log is not None:
+            state.changes.arrived(session.id, step, closed)
         if state.clocks.arrive(step, session, closed):
             state.clocks_changed([step.group])
 
@@ -179,7 +180,8 @@ def _granted_now(
     closed = state.rounds.closed(step.group)
     granted = state.clocks.grant(step.group, step.worker, closed)
     if granted is not None:
-        state.changes.permitted(step, closed, granted.step)
+        if state.changes.log is not None:
+            state.changes.permitted(step, closed, granted.step)
         granted.closed = state.rounds.awaited(step.group)
     return granted
 

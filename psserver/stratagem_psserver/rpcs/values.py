@@ -31,7 +31,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
-from stratagem_proto.wire.frames import encode_frame, split
+from stratagem_proto.wire.frames import encode_at_once, encode_frame, split
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import as_bytes
@@ -84,17 +84,18 @@ MakeHeader: TypeAlias = Callable[[ReadHeader], Message]
 
 def frames_of(state: ServerState, reading: ReadTask, make_header: MakeHeader) -> Frames:
     """Return the selected values, all as they are at one moment, as the frames of a stream."""
-    if (segment := reading.segment) is not None:
-        plan = reading.plan()
-        is_small = plan.nbytes <= CHUNK_BYTES and plan.layout.room <= segment.nbytes
-        # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
-        if is_small and state.locks.are_free(plan.owners):
-            with state.budget.reserve(plan.nbytes, "a read", reading.session.label):
-                message = make_header(plan.present_header())
-                frame = encode_filled(message, plan.layout, plan.fill, segment)
-            _count(state, reading, plan)
-            return frame
-    return _frames(state, reading, make_header)
+    plan, segment = reading.plan(), reading.segment
+    # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
+    if plan.nbytes > CHUNK_BYTES or not state.locks.are_free(plan.owners):
+        return _frames(state, reading, make_header)
+    with state.budget.reserve(plan.nbytes, "a read", reading.session.label):
+        message = make_header(plan.present_header())
+        if segment is not None and plan.layout.room <= segment.nbytes:
+            frame = encode_filled(message, plan.layout, plan.fill, segment)
+        else:
+            frame = encode_at_once(message.SerializeToString(), plan.tensors())
+    _count(state, reading, plan)
+    return frame
 
 
 def _count(state: ServerState, reading: ReadTask, plan: ReadPlan) -> None:

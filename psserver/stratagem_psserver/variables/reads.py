@@ -424,6 +424,8 @@ class ReadPlan(NamedTuple):
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the values."""
+        if self.is_whole and not self.making:
+            return [one.view for one in self.selected]  # type: ignore[union-attr]
         return [one.tensor() for one in self.selected]
 
     def fill(self, into: Sequence[torch.Tensor]) -> None:

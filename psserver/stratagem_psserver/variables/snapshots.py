@@ -232,6 +232,11 @@ class Snapshots:
     def __init__(self) -> None:
         self._open: list[Snapshot] = []
 
+    @property
+    def are_open(self) -> bool:
+        """Whether there are any."""
+        return bool(self._open)
+
     def take(
         self,
         store: VariableStore,
@@ -253,8 +258,6 @@ class Snapshots:
 
     def shared(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return those of the variables that must get other memory before they change."""
-        if not self._open:
-            return []
         return [
             variable
             for variable in variables

@@ -64,8 +64,8 @@ def verify_caller(shown: bytes, settings: ServingSettings) -> bytes:
     """Return the name of the session that the present call may act for.
 
     Args:
-        shown: The id of the session and its credential, as in a request; `reached_in` is what may
-            follow them.
+        shown: The id of the session and its credential, as in a request. What the server has told
+            the client last may follow, as in the message `Reached`.
         settings: Those of the server.
 
     Raises:
@@ -75,7 +75,7 @@ def verify_caller(shown: bytes, settings: ServingSettings) -> bytes:
     if not shown:
         raise SessionLostError("the request has no session id; open a session first")
     session_id = shown[:SESSION_ID_BYTES]
-    credential = shown[SESSION_ID_BYTES : _end_of_credential(settings)]
+    credential = shown[SESSION_ID_BYTES : end_of_credential(settings)]
     require_socket_of(session_id, settings)
     if not hmac.compare_digest(credential, credential_of(session_id, settings.token)):
         raise PermissionDeniedError(
@@ -83,21 +83,13 @@ def verify_caller(shown: bytes, settings: ServingSettings) -> bytes:
             "credential of that session; its id alone opens nothing. Only the program that has "
             "opened the session can use it: open another one"
         )
-    admitted()
+    if note := _ADMISSION.get():
+        note()
     return session_name(session_id)
 
 
-def reached_in(shown: bytes, settings: ServingSettings) -> bytes:
-    """Return what the server has told the client of a call last, as in the message `Reached`.
-
-    Args:
-        shown: What the request shows.
-        settings: Those of the server.
-    """
-    return shown[_end_of_credential(settings) :]
-
-
-def _end_of_credential(settings: ServingSettings) -> int:
+def end_of_credential(settings: ServingSettings) -> int:
+    """Return how many bytes a request shows of a session's id and credential."""
     return SESSION_ID_BYTES + (CREDENTIAL_BYTES if settings.token else 0)
 
 

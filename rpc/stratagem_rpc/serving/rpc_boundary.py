@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -109,6 +108,7 @@ class Rpc:
 
     Attributes:
         access: Who may call it.
+        task: The server, for spans.
         prove: Checks that whoever sends a request belongs to the cluster; None where requests name
             a session, or where anybody may call.
         caller: Returns who has sent a request, or its header; None if its session is not known.
@@ -116,6 +116,7 @@ class Rpc:
 
     def __init__(self, boundary: RpcBoundary, method: MethodDescriptor) -> None:
         self.access, self._boundary = Access(method), boundary
+        self.task = boundary.task
         self._name, first = method.name, first_message(method)
         self._message = first.name
         self._session_of: Callable[[bytes | memoryview], bytes] | None = None
@@ -157,10 +158,6 @@ class Rpc:
         """Return a context that ends a call with the status of an error that its block raises."""
         return Crossing(self, self._boundary.figures.calls(self._message), call)
 
-    def span(self, request: Message, current: bool = True) -> AbstractContextManager[None]:
-        """Return the span of the answer; see `tracing.answering`."""
-        return tracing.answering(request, self._boundary.task, current)
-
     def require(self, caller: Caller, request: Message) -> None:
         """Check that a caller may do what a request, or its header, is for.
 
@@ -174,10 +171,9 @@ class Rpc:
             permissions.require(self._name, needs, caller, request)
 
     def log_call(self, event: str, caller: Caller | None, request: Message | None) -> None:
-        """Let the log tell of a call that was not refused, if it tells of such calls."""
-        if self.access.logged:
-            facts = facts_of(caller, request, self.access.logged)
-            self._boundary.log.info(event, rpc=self._name, **facts)
+        """Let the log tell of a call that was not refused, of an RPC whose calls it tells of."""
+        facts = facts_of(caller, request, self.access.logged)
+        self._boundary.log.info(event, rpc=self._name, **facts)
 
     def recorded(
         self, error: Exception, caller: Caller | None, request: Message | None
@@ -274,10 +270,12 @@ class Crossing:
         rpc, code = self._rpc, "OK" if error is None else "CANCELLED"
         try:
             if error is None:
-                rpc.log_call("carried out", self._caller, self._request)
+                if rpc.access.logged:
+                    rpc.log_call("carried out", self._caller, self._request)
             elif isinstance(error, asyncio.CancelledError):
                 # What has begun is carried out to its end, although nobody waits for it.
-                rpc.log_call("broken off", self._caller, self._request)
+                if rpc.access.logged:
+                    rpc.log_call("broken off", self._caller, self._request)
             elif isinstance(error, Exception) and not isinstance(error, AbortError):
                 record = rpc.recorded(error, self._caller, self._request)
                 code = code_of(record).name
@@ -340,13 +338,10 @@ def unary_method(
                 rpc.require_sender(data)
                 request = request_type.FromString(data)
                 await crossing.admit(request)
-                with rpc.span(request):
-                    return _serialised(await method(request))
+                with tracing.answering(request, rpc.task):
+                    response = await method(request)
+                    return response if isinstance(response, bytes) else response.SerializeToString()
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     return make
-
-
-def _serialised(response: Response) -> bytes:
-    return response if isinstance(response, bytes) else response.SerializeToString()

@@ -118,7 +118,8 @@ class IncomingMessages(CallMessages):
             raise self._failure
         frame = self._frames.popleft()
         self._nbytes -= len(frame.message)
-        self._give_back(frame.taken)
+        if frame.taken:
+            self._give_back(frame.taken)
         return cast("bytes", frame.message)
 
     async def _next_arrival(self) -> None:
@@ -181,7 +182,8 @@ class SendBuffer:
             if self._held is not None and len(pieces) == 1:
                 self._held.extend(pieces)
                 return
-            self._flush()
+            if self._held:
+                self._flush()
             for piece in pieces:
                 self._send(piece)
 
@@ -337,27 +339,27 @@ class SocketCall(ServerCall):
         handler: Any = self._handler
         if handler is None:
             return self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        if handler.response_streaming and handler.request_streaming:
-            return await self._stream(handler.stream_stream(self.requests, self))
         if handler.response_streaming:
-            return await self._stream(handler.unary_stream(self.requests.first, self))
+            if handler.request_streaming:
+                answers = handler.stream_stream(self.requests, self)
+            else:
+                answers = handler.unary_stream(self.requests.first, self)
+            if not isinstance(answers, Awaitable):
+                return await self._iterate(answers)
+            await answers
+            return self._end(grpc.StatusCode.OK)
         if handler.request_streaming:
             response = await handler.stream_unary(self.requests, self)
         else:
             response = await handler.unary_unary(self.requests.first, self)
         self._send(response, is_last=True)
 
-    async def _stream(self, answers: Any) -> None:
-        if isinstance(answers, Awaitable):
-            await answers
-            return self._end(grpc.StatusCode.OK)
-        await self._iterate(answers)
-
     async def _iterate(self, responses: AsyncGenerator[bytes, None]) -> None:
         async with aclosing(responses):
             async for response in responses:
-                self._send_held()
-                if not self.is_clear:
+                if self._held is not None:
+                    self._send_held()
+                if not self._out.is_clear:
                     await self._out.below(WINDOW_BYTES)
                 self._hold(response)
         if self._held is None:

@@ -238,4 +238,4 @@ class SharingStream(PlainStream):
         )
         if ancillary:
             self._memory.arrived(ancillary)
-        return reader.received(require_some(nbytes))
+        return reader.received(nbytes or require_some(nbytes))

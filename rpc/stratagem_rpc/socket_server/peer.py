@@ -174,7 +174,10 @@ class Peer:
 
     def _handle_frame(self, frame: SocketFrame) -> None:
         if frame.kind == FrameKind.CALL and self._whole and self._call is None:
-            self._begin(frame)
+            self._whole = frame.is_last
+            serving = begin(self._serve(frame))
+            if not serving.done():
+                self._task = serving
         elif frame.kind == FrameKind.CALL and self._whole and frame.is_last:
             self._enqueue(frame)
         elif frame.kind == FrameKind.MESSAGE and not self._whole:
@@ -183,12 +186,6 @@ class Peer:
             self._share()
         else:
             raise MalformedStreamError(f"a frame of kind {frame.kind} is not allowed at this point")
-
-    def _begin(self, frame: SocketFrame) -> None:
-        self._whole = frame.is_last
-        serving = begin(self._serve(frame))
-        if not serving.done():
-            self._task = serving
 
     def _enqueue(self, frame: SocketFrame) -> None:
         self._queued.put(frame)
@@ -232,25 +229,22 @@ class Peer:
                 await self._answer(self._queued.take())
         finally:
             self._call = self._task = None
-            self._resume()
+            if self._paused:
+                self._resume()
             if self._closing:
                 await self._close_once_sent()
 
     async def _answer(self, frame: SocketFrame) -> None:
-        call = self._call_of(frame)
-        try:
-            await call.run()
-        finally:
-            call.requests.drop()
-
-    def _call_of(self, frame: SocketFrame) -> SocketCall:
         give_back, patience = self._frames.give_back, self._listener.patience
         requests = IncomingMessages(frame, self._resume, patience, give_back)
         handler = self._listener.handler(frame.path)
-        memory = self._memory.segment
-        client = SocketClient(self.session_id, self._certificate)
-        self._call = SocketCall(handler, frame.path, requests, self._out, memory, client)
-        return self._call
+        client = SocketClient(self._greeting.session_id, self._certificate)
+        segment = self._memory.segment
+        self._call = call = SocketCall(handler, frame.path, requests, self._out, segment, client)
+        try:
+            await call.run()
+        finally:
+            requests.drop()
 
     def check(self, now: float) -> None:
         """Close the connection if a frame has been coming for too long; called now and then.

@@ -146,6 +146,8 @@ class SocketLink:
 
     Attributes:
         segment: The memory that both ends share; None if there is none.
+        stream: What passes over the socket. Once it is worn, calls to come should go by another
+            connection.
 
     Raises:
         OSError: Nobody or another program answers, or it takes too long.
@@ -173,10 +175,10 @@ class SocketLink:
         seconds = min(seconds or endpoint.seconds, endpoint.seconds)
         deadline = time.monotonic() + seconds
         self._socket = endpoint.connect(seconds)
-        self._stream: Stream = PlainStream(self._socket)
+        self.stream: Stream = PlainStream(self._socket)
         with closed_on_failure(self._socket):
             greets(self)
-            self._stream = endpoint.stream(self._socket, deadline)
+            self.stream = endpoint.stream(self._socket, deadline)
             self._greet(endpoint, deadline)
 
     def _greet(self, endpoint: Endpoint, deadline: float) -> None:
@@ -218,7 +220,9 @@ class SocketLink:
         Raises:
             OSError: The connection broke, or a system call took too long.
         """
-        self.send_all(parts(kind, message, is_last, path))
+        for piece in parts(kind, message, is_last, path):
+            for sealed in self.stream.sealed(piece):
+                self._socket.sendall(sealed)
 
     def send_all(self, pieces: Iterable[bytes]) -> None:
         """Send pieces of frames; it waits and raises like `send`."""
@@ -249,7 +253,7 @@ class SocketLink:
         return None
 
     def _sealed(self, pieces: Iterable[bytes]) -> Iterator[Piece]:
-        return chain.from_iterable(map(self._stream.sealed, pieces))
+        return chain.from_iterable(map(self.stream.sealed, pieces))
 
     def share(self, nbytes: int) -> bool:
         """Share memory of so many bytes with the server; it replaces the present segment.
@@ -276,11 +280,6 @@ class SocketLink:
             return False
         self.segment = segment
         return True
-
-    @property
-    def is_worn(self) -> bool:
-        """Whether calls to come should go by another connection, as this one shows what was."""
-        return self._stream.is_worn
 
     @property
     def is_answered(self) -> bool:
@@ -313,11 +312,8 @@ class SocketLink:
             # Before each system call, so that a frame that arrives byte by byte can be late, too.
             if deadline is not None:
                 self.allow_until(deadline)
-            self._receive()
+            self._arrived.extend(self.stream.frames(self._reader))
         return self._arrived.popleft()
-
-    def _receive(self) -> None:
-        self._arrived.extend(self._stream.frames(self._reader))
 
     def close(self) -> None:
         """Close the socket; threads that wait for it fail. It may be called again."""

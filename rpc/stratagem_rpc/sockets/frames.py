@@ -87,7 +87,8 @@ def prefix(kind: FrameKind, size: int, is_last: bool, path: bytes = b"") -> byte
 
 def parts(kind: FrameKind, message: bytes, is_last: bool, path: bytes = b"") -> tuple[bytes, ...]:
     """Return a frame in the parts in which it is sent fastest."""
-    begin = prefix(kind, len(message), is_last, path)
+    marked = kind | _LAST if is_last else kind
+    begin = _HEADER.pack(len(message), len(path), marked) + path
     return (begin + message,) if len(message) <= _SMALL_BYTES else (begin, message)
 
 
@@ -162,7 +163,8 @@ class FrameReader:
             if end > len(data):
                 break
             path = data[at + _HEADER.size : begin]
-            frames.append(_frame(marked, data[begin:end], path))
+            is_last = marked >= _LAST
+            frames.append(SocketFrame(marked & ~_LAST, is_last, data[begin:end], path))
             at = end
         self.completed += len(frames)
         self._rest = data[at:]
@@ -217,11 +219,8 @@ class FrameReader:
         self.completed += 1
         begin, end, marked = self._bounds(large, 0)
         path = bytes(large[_HEADER.size : begin])
-        return [_frame(marked, large[begin:end], path, self._taken)]
-
-
-def _frame(marked: int, message: bytes | memoryview, path: bytes, taken: int = 0) -> SocketFrame:
-    return SocketFrame(marked & ~_LAST, marked >= _LAST, message, path, taken)
+        is_last = marked >= _LAST
+        return [SocketFrame(marked & ~_LAST, is_last, large[begin:end], path, self._taken)]
 
 
 # The client sends the session and a nonce. The server answers with a nonce of its own and its

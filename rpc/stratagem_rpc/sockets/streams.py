@@ -60,7 +60,8 @@ class PlainStream:
 
     def frames(self, reader: FrameReader) -> list[SocketFrame]:
         """Receive once; see `Stream`."""
-        return reader.received(require_some(self._socket.recv_into(reader.room)))
+        nbytes = self._socket.recv_into(reader.room)
+        return reader.received(nbytes or require_some(nbytes))
 
     def opened(self, reader: FrameReader) -> list[SocketFrame]:
         """Return nothing, as the reader has all that was received."""

@@ -293,7 +293,7 @@ def test_a_renewed_certificate_is_shown_on_another_connection(
     assert isinstance(sockets, SocketTransport)
     (link,) = sockets._links._idle._plain
     authority.of("worker:0=chief")
-    eventually(lambda: link.is_worn)
+    eventually(lambda: link.stream.is_worn)
     (authority.folder / "ps-0" / "denied.txt").write_text(f"{former:x}\n")
     add(connection, "v", torch.ones(2))
     assert value_of(connection, "v", torch.zeros(2)).tolist() == [1, 1]

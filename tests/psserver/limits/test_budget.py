@@ -11,8 +11,8 @@ from stratagem_psserver.limits import Budget
 def test_a_reservation_is_given_back_at_its_end() -> None:
     budget = Budget(10)
     with budget.reserve(7, "a request"):
-        assert budget.available == 3
-    assert budget.available == 10
+        assert budget.used == 7
+    assert not budget.used
 
 
 def test_a_reservation_beyond_the_limit_names_what_is_wanted_and_used() -> None:

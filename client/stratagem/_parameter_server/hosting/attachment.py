@@ -113,7 +113,7 @@ class Training:
         Raises:
             FailedPreconditionError: One is withheld.
         """
-        for variable in variables if self._withheld else ():
+        for variable in variables:
             if variable.name in self._withheld:
                 raise self._lacking(variable.name, "the program", [variable.place.server])
 

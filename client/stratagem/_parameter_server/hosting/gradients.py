@@ -27,14 +27,14 @@ from stratagem._ps_client.group import Order, ServerGroup
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import (
     GradientHeaderCache,
+    Limits,
     SentGradient,
-    dense_step,
     step,
 )
 from stratagem_proto.errors import InternalError
 from stratagem_proto.programs.optimizers import Value, rule_named, values_of
 from stratagem_proto.programs.update_programs import encode_values
-from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import BackwardPass, OptimizerProgram, UpdateProgram
 from stratagem_proto.wire.encodings import Encoded
 
@@ -98,10 +98,16 @@ class Route:
             ]
         )
 
-    def updates(self, program: bytes, step: OptimizerStep) -> dict[int, Update] | None:
+    def updates(
+        self,
+        program: bytes,
+        step: OptimizerStep,
+        contribution: Contribution | None = None,
+        limits: Limits | None = None,
+    ) -> dict[int, Update] | None:
         """Return what each server gets of a step with one gradient for each variable.
 
-        None where that is not so simple. `program` is as of `updates.step`.
+        None where that is not so simple; the other arguments are as of `updates.step`.
         """
         if self._headers is None:
             return None
@@ -111,7 +117,7 @@ class Route:
         updates = {}
         for server, (header, places) in self._headers.items():
             tensors = [gradients[place] for place in places]
-            request = dense_step(program, header, tensors)
+            request = header.step(program, tensors, contribution, limits)
             updates[server] = Update(request, header.variables)
         return updates
 

@@ -271,8 +271,8 @@ class PrefetchedValues:
             and not self._servers.snapshot
             and (beside_push or self._covered.issuperset(variables))
         ):
-            is_complete = all([one in waiting or one.is_known for one in variables])
-        if is_complete:
+            is_complete = all([v.copy_version is not None or v in waiting for v in variables])
+        if is_complete and waiting:
             self.copy_into(variables)
         self.drop()
         return is_complete

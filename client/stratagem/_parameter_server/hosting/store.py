@@ -334,7 +334,8 @@ class RemoteStore:
         if any([variable.is_forgotten for variable in each]):
             for variable in each:
                 variable.require_remembered()
-        self.training.require(each)
+        if not self.training.is_whole:
+            self.training.require(each)
 
     def refresh(self, variables: Iterable[RemoteVariable], training: bool = False) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.

@@ -101,6 +101,8 @@ class TableShard(RemoteVariable):
     dtype, if the server makes `lazy` rows itself.
     """
 
+    has_copy = False
+
     def __init__(
         self,
         store: AnyStore,
@@ -126,10 +128,6 @@ class TableShard(RemoteVariable):
     def is_dense(self) -> bool:
         """Whether the server stores all rows."""
         return self._lazy is None
-
-    @property
-    def has_copy(self) -> bool:
-        return False
 
     @property
     def leaf(self) -> torch.Tensor:

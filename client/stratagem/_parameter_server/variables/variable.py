@@ -202,8 +202,12 @@ class RemoteVariable(Variable):
     Attributes:
         place: Where it is.
         origin: What tells it from its namesakes; None if that is unknown.
+        has_copy: Whether there is a copy of the value here.
+        copy_version: The version of the value that the copy is; None if it may be no value at all.
         is_forgotten: Whether the program has had it deleted.
     """
+
+    has_copy: bool = True
 
     def __init__(
         self,
@@ -222,7 +226,7 @@ class RemoteVariable(Variable):
         self.origin: Origin | None = None
         self._own_leaf = value
         self._hosted: HostedParameter | None = None
-        self._version: int | None = None
+        self.copy_version: int | None = None
         self._is_rounded = False
         self._outdated = False
         self.is_forgotten = False
@@ -264,11 +268,6 @@ class RemoteVariable(Variable):
             partition=None if self._owner.shard is None else self._owner.shard.message,
             origin=None if self.origin is None else message_of(self.origin),
         )
-
-    @property
-    def has_copy(self) -> bool:
-        """Whether there is a copy of the value here."""
-        return True
 
     @property
     def leaf(self) -> torch.Tensor:
@@ -362,22 +361,17 @@ class RemoteVariable(Variable):
         Newer values may be rounded to `narrowed_to`; without it, a rounded copy is replaced, too.
         """
         is_enough = narrowed_to is not None or not self._is_rounded
-        newer_than = self._version if is_enough else None
+        newer_than = self.copy_version if is_enough else None
         target = self.leaf if into is None else into
         return Reading(self.name, target, newer_than, narrowed_to=narrowed_to)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the copy is a value of the variable."""
-        return self._version is not None
-
     def is_older_than(self, version: int) -> bool:
         """Whether the copy is, or may be, the value of an earlier version."""
-        return self._version is None or is_newer(version, self._version)
+        return self.copy_version is None or is_newer(version, self.copy_version)
 
     def accept(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version, perhaps rounded on its way."""
-        if version != self._version or (self._is_rounded and not is_rounded):
+        if version != self.copy_version or (self._is_rounded and not is_rounded):
             self.replaced(version, is_rounded)
         self._outdated = False
 
@@ -386,7 +380,7 @@ class RemoteVariable(Variable):
         self._is_rounded = is_rounded
         if self._hosted is not None:
             self._hosted.accept_everywhere()
-        self._version = version
+        self.copy_version = version
         self._outdated = False
 
     def outdate(self) -> None:
@@ -397,7 +391,7 @@ class RemoteVariable(Variable):
         """Note that the copy may be no value of the variable at all."""
         if self._hosted is not None:
             self._hosted.accept_everywhere()
-        self._version = None
+        self.copy_version = None
 
 
 Copies: TypeAlias = Mapping[int, Sequence[RemoteVariable]]

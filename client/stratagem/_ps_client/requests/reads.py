@@ -33,6 +33,7 @@ from stratagem_proto.wire.placed import (
     SegmentLayout,
     all_of,
     announced_places,
+    decode_whole,
     kinds_described,
     kinds_of,
     layout_of,
@@ -224,7 +225,8 @@ def fill(
     values = cast("ReadHeader", of_read)
     responses.reached = values.reached
     versions = list(values.versions)
-    _require_one_each(readings, len(versions), "versions")
+    if len(versions) != len(readings):
+        raise _other_number(readings, len(versions), "versions")
     if values.contents == all_of(layout):
         targets = [reading.into for reading in readings]
     else:
@@ -232,9 +234,38 @@ def fill(
         targets = _targets(readings, contents)
         layout = layout_of(kinds_described(contents.tensors))
     seen = [first]
-    if responses.segment is None or not _taken(targets, layout, chunks, seen, responses):
+    if responses.segment is not None:
+        is_filled = _taken(targets, layout, chunks, seen, responses)
+    else:
+        is_filled = _copied(targets, layout, chunks, seen, responses)
+    if not is_filled:
         _assemble(targets, _contents(values).tensors, seen, responses, header_type)
     return header, versions
+
+
+def _copied(
+    targets: list[torch.Tensor],
+    layout: SegmentLayout,
+    chunks: memoryview,
+    seen: list[bytes],
+    responses: Responses,
+) -> bool:
+    """Copy small values that have all come, each as one chunk, with the first message.
+
+    Returns whether they have; a second message is added to those that were seen.
+    """
+    values = decode_whole(chunks, layout)
+    if values is None:
+        return False
+    # The status comes after the messages, so the stream is read to its end.
+    message = next(responses, None)
+    if message is not None:
+        seen.append(message)
+        return False
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([targets[place[0]] for place in layout.places], values)
+    return True
 
 
 def _contents(values: ReadHeader) -> ReadContents:
@@ -309,7 +340,8 @@ def _assemble(
 
 def _targets(readings: Sequence[AnyReading], contents: ReadContents) -> list[torch.Tensor]:
     """Return the tensors to fill, in the order in which the stream brings them."""
-    _require_one_each(readings, len(contents.values), "values")
+    if len(contents.values) != len(readings):
+        raise _other_number(readings, len(contents.values), "values")
     targets: dict[int, torch.Tensor] = {}
     for reading, value in zip(readings, contents.values, strict=True):
         if value.HasField("tensor"):
@@ -323,9 +355,8 @@ def _targets(readings: Sequence[AnyReading], contents: ReadContents) -> list[tor
     return [targets[index] for index in range(len(targets))]
 
 
-def _require_one_each(readings: Sequence[AnyReading], number: int, what: str) -> None:
-    if number != len(readings):
-        raise MalformedStreamError(f"{number} {what} came where {len(readings)} were asked for")
+def _other_number(readings: Sequence[AnyReading], number: int, what: str) -> MalformedStreamError:
+    return MalformedStreamError(f"{number} {what} came where {len(readings)} were asked for")
 
 
 def _require_same(reading: AnyReading, contents: ReadContents, value: ReadValue) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -25,7 +24,7 @@ from stratagem_proto.v1 import (
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Reached, RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import AssignHeader
-from stratagem_proto.wire.frames import encode_frame, split
+from stratagem_proto.wire.frames import encode_at_once, encode_frame, split
 from stratagem_proto.wire.placed import SegmentLayout, encode_placed, kinds_of, layout_of
 from stratagem_proto.wire.segment import Segment
 
@@ -64,13 +63,15 @@ _METHODS: Mapping[str, _Method] = {
 # Fewer bytes are sent sooner than they are placed.
 _LEAST_SHARED_BYTES = 128 << 10
 
+_NO_TENSORS = layout_of(())
+
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Request(Generic[Result]):
-    """One request to one server.
+    """One request to one server; it does not change once it is made, but for its stamp.
 
     Attributes:
         method: Name of the RPC.
@@ -82,8 +83,15 @@ class Request(Generic[Result]):
         response_room: Bytes of shared memory that these take; 0 if they do not go there.
         derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
-        layout: That of the tensors, if it is known.
+        layout: That of the tensors; found out where it is not known.
         awaits: What the server waits for before it answers; "" for nothing.
+        path: The RPC as gRPC calls it.
+        mutates: Whether the request is numbered, to be applied once.
+        opens: Whether it is the handshake, by which client and server agree on the rest.
+        request_nbytes: Tensor bytes that the stream carries.
+        is_stream: Whether its tensors travel in several messages, if they are sent. Several
+            messages need a thread that feeds them, and so twice the processor time.
+        room: Bytes of shared memory for its tensors, if they are better there; else 0.
     """
 
     method: str
@@ -95,8 +103,25 @@ class Request(Generic[Result]):
     response_room: int = 0
     derived_nbytes: int = 0
     wait: float = 0.0
-    layout: SegmentLayout | None = None
+    layout: SegmentLayout = _NO_TENSORS
     awaits: str = ""
+    path: str = field(init=False)
+    mutates: bool = field(init=False)
+    opens: bool = field(init=False)
+    request_nbytes: int = field(init=False)
+    is_stream: bool = field(init=False)
+    room: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Each attempt asks for all of this.
+        self.path, self._uploads, self.mutates = _METHODS[self.method]
+        self.opens = self.method == "OpenSession"
+        if self.tensors and self.layout is _NO_TENSORS:
+            self.layout = layout_of(kinds_of(self.tensors))
+        self.request_nbytes = sent = self.layout.nbytes
+        self.is_stream = sent > MAX_CHUNK_BYTES
+        is_shared = sent + self.response_nbytes >= _LEAST_SHARED_BYTES
+        self.room = self.least_room if is_shared else 0
 
     def then(self, answered: Callable[[], None]) -> Request[Result]:
         """Return the same request, which calls a function once it has its result."""
@@ -119,46 +144,14 @@ class Request(Generic[Result]):
             self.rest,
             derived_nbytes=self.derived_nbytes,
             wait=self.wait,
-            layout=self._layout,
+            layout=self.layout,
         )
-
-    @property
-    def path(self) -> str:
-        """The RPC as gRPC calls it."""
-        return _METHODS[self.method].path
-
-    @property
-    def mutates(self) -> bool:
-        """Whether the request is numbered, to be applied once."""
-        return _METHODS[self.method].mutates
-
-    @property
-    def opens(self) -> bool:
-        """Whether it is the handshake, by which client and server agree on the rest."""
-        return self.method == "OpenSession"
 
     @property
     def handshake(self) -> OpenSessionRequest | None:
         """The message that opens a session; None of other requests."""
         message = self.message
         return message if isinstance(message, OpenSessionRequest) else None
-
-    @cached_property
-    def _layout(self) -> SegmentLayout:
-        return self.layout or layout_of(kinds_of(self.tensors))
-
-    @cached_property
-    def request_nbytes(self) -> int:
-        """Tensor bytes that the stream carries."""
-        return self._layout.nbytes
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether its tensors travel in several messages, if they are sent.
-
-        Several messages need a thread that feeds them, and so twice the processor time.
-        """
-        return self.request_nbytes > MAX_CHUNK_BYTES
 
     @property
     def is_applied_once(self) -> bool:
@@ -194,37 +187,27 @@ class Request(Generic[Result]):
         return message.key.session_id if self.mutates else message.session_id
 
     @property
-    def room(self) -> int:
-        """Bytes of shared memory for its tensors, if they are better there; else 0."""
-        nbytes = self.request_nbytes + self.response_nbytes
-        if nbytes < _LEAST_SHARED_BYTES:
-            return 0
-        return self.least_room
-
-    @property
     def least_room(self) -> int:
         """Bytes of shared memory that its tensors take if they go there."""
         # Values take the place of the gradients.
-        return max(self._layout.room, self.response_room)
+        return max(self.layout.room, self.response_room)
 
     def encoded(self, segment: Segment | None = None) -> Iterable[bytes]:
-        """Return the messages to send, one for a small request; memory takes the tensors."""
-        if not _METHODS[self.method].uploads:
-            if self.response_room:
-                cast(_Stamped, self.message).into_segment = segment is not None
-            return (self._header(),)
+        """Return the messages to send, a tuple of one for all but streams.
+
+        The tensors are copied into the segment, if there is one.
+        """
+        if not self._uploads and self.response_room:
+            cast(_Stamped, self.message).into_segment = segment is not None
+        header = self.message.SerializeToString() + self.rest
+        if not self._uploads:
+            return (header,)
         if segment is not None:
-            return (encode_placed(self._header(), self.tensors, segment, self._layout),)
-        nbytes = UPLOAD_CHUNK_BYTES if self.is_stream else MAX_CHUNK_BYTES
-        return map(encode_frame, split(self._whole_message(), self.tensors, nbytes))
-
-    def _header(self) -> bytes:
-        return self.message.SerializeToString() + self.rest
-
-    def _whole_message(self) -> Message:
-        if not self.rest:
-            return self.message
-        return type(self.message).FromString(self._header())
+            return (encode_placed(header, self.tensors, segment, self.layout),)
+        if not self.is_stream:
+            return (encode_at_once(header, self.tensors),)
+        whole = type(self.message).FromString(header) if self.rest else self.message
+        return map(encode_frame, split(whole, self.tensors, UPLOAD_CHUNK_BYTES))
 
 
 class _Stamped(Protocol):

@@ -42,7 +42,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     UpdateProgram,
 )
 from stratagem_proto.wire.encodings import Encoded
-from stratagem_proto.wire.placed import SegmentLayout, kinds_of, layout_of
+from stratagem_proto.wire.placed import kinds_of, layout_of
 from stratagem_proto.wire.segment import Kind
 from stratagem_proto.wire.tensors import spec_of_kind, total_nbytes
 
@@ -89,16 +89,23 @@ def step(
     synchronous step, which the server only keeps until `commit`; then there are no versions.
     `backward` is present when earlier gradients were sent by `keep`.
     """
-    header = UpdateHeader(
-        contribution=contribution,
-        limits=encode_limits(limits.of_sum) if limits else None,
-        nonfinite_variable=limits.nonfinite_variable if limits else "",
-        backward=backward,
-    )
+    header = _begun(contribution, limits)
+    if backward is not None:
+        header.backward.CopyFrom(backward)
     if isinstance(program, bytes):
         return _with_gradients(header, gradients, program)
     header.program.optimizer.CopyFrom(program)
     return _with_gradients(header, gradients)
+
+
+def _begun(contribution: Contribution | None, limits: Limits | None) -> UpdateHeader:
+    if limits is None:
+        return UpdateHeader(contribution=contribution)
+    return UpdateHeader(
+        contribution=contribution,
+        limits=encode_limits(limits.of_sum),
+        nonfinite_variable=limits.nonfinite_variable,
+    )
 
 
 class GradientHeaderCache:
@@ -110,21 +117,21 @@ class GradientHeaderCache:
         self._named = _named(tuple([(name, group, n, None) for n, (name, group) in numbered]))
         self._last = layout_of(()), b""
 
-    def describe(self, tensors: Sequence[torch.Tensor]) -> tuple[SegmentLayout, bytes]:
-        """Return the layout of gradients, and their part of an `UpdateHeader`."""
-        kinds = kinds_of(tensors)
+    def step(
+        self,
+        program: bytes,
+        gradients: Sequence[torch.Tensor],
+        contribution: Contribution | None = None,
+        limits: Limits | None = None,
+    ) -> Request[list[int]]:
+        """Return a `step` of gradients that are neither of rows nor encoded, in its order."""
+        header = _begun(contribution, limits)
+        kinds = kinds_of(gradients)
         if kinds != self._last[0].kinds:
             self._last = layout_of(kinds), self._named + _specified(kinds)
-        return self._last
-
-
-def dense_step(
-    program: bytes, header: GradientHeaderCache, gradients: Sequence[torch.Tensor]
-) -> Request[list[int]]:
-    """Return a `step` of gradients that are neither of rows nor encoded, as the header has them."""
-    layout, described = header.describe(gradients)
-    rest = program + described
-    return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
+        layout, described = self._last
+        rest = program + described
+        return Request("Update", header, _updated, gradients, rest, layout=layout)
 
 
 def keep(backward: BackwardPass, gradients: Sequence[SentGradient]) -> Request[list[int]]:
