@@ -115,7 +115,7 @@ class RemoteHosting(Hosting):
     ) -> None:
         super().__init__(extended, devices, elsewhere)
         store, buffers = variables.store, self.adopter.buffers
-        self._membership = membership
+        self._membership, self._trains = membership, membership.trains
         self._variables = variables
         self._store = store
         self.loaded = LoadedValues(store, self.parameters, membership)
@@ -325,7 +325,7 @@ class RemoteHosting(Hosting):
         return name
 
     def apply_gradients(self, step: OptimizerStep) -> None:
-        if not self._membership.trains:
+        if not self._trains:
             self._membership.require_trainer()
         self.threads.add_this()
         # What the step makes would take the place of what was written.

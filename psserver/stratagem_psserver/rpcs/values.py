@@ -51,6 +51,8 @@ from stratagem_psserver.variables.store import VariableStore, joined_with, separ
 # Runs of up to this size are copied on the event loop. Longer ones are copied in threads, so that
 # several clients are served at once.
 _RUN_BYTES = 4 * CHUNK_BYTES
+# An answer of more bytes counts in the budget until it is sent, since clients may read slowly.
+_SMALL_BYTES = 64 << 10
 # With this many runs, a client reads one while the next is copied, and hardly ever waits.
 _MOST_RUNS = 10
 
@@ -85,12 +87,14 @@ MakeHeader: TypeAlias = Callable[[ReadHeader], Message]
 def frames_of(state: ServerState, reading: ReadTask, make_header: MakeHeader) -> Frames:
     """Return the selected values, all as they are at one moment, as the frames of a stream."""
     plan, segment = reading.plan(), reading.segment
+    is_placed = segment is not None and plan.layout.room <= segment.nbytes
+    is_small = plan.nbytes <= (CHUNK_BYTES if is_placed else _SMALL_BYTES)
     # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
-    if plan.nbytes > CHUNK_BYTES or not state.locks.are_free(plan.owners):
+    if not is_small or not state.locks.are_free(plan.owners):
         return _frames(state, reading, make_header)
     with state.budget.reserve(plan.nbytes, "a read", reading.session.label):
         message = make_header(plan.present_header())
-        if segment is not None and plan.layout.room <= segment.nbytes:
+        if segment is not None and is_placed:
             frame = encode_filled(message, plan.layout, plan.fill, segment)
         else:
             frame = encode_at_once(message.SerializeToString(), plan.tensors())
