@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import torch
@@ -216,14 +217,11 @@ class Snapshot:
 
 
 def runs_of(content: Content, value: SnapshotValue) -> Iterator[torch.Tensor]:
-    """Yield what a part has of a value: all rows, or the numbers of some and then these."""
+    """Return what a part has of a value: all rows, or the numbers of some and then these."""
     numbers = content.changed
     if numbers is None:
-        yield from value.runs()
-        return
-    yield numbers
-    for some in numbers.split(_ROWS_AT_ONCE):
-        yield value.rows(some)
+        return value.runs()
+    return chain([numbers], map(value.rows, numbers.split(_ROWS_AT_ONCE)))
 
 
 class Snapshots:
