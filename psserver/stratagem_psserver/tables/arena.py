@@ -199,6 +199,9 @@ def read_rows(reads: Sequence[RowsRead]) -> None:
 _RUN_BYTES = 1 << 20
 _FIRST_COPIES = 1024
 
+# All copies are sorted again once there is one in so many that came since.
+_SORTED_TO_RECENT = 16
+
 
 class TableSnapshot:
     """The rows of a table at one moment; a row is copied before it first changes.
@@ -220,29 +223,37 @@ class TableSnapshot:
         self.admission = admission
         self._arrays = list(arrays)
         self._copies = [array[:0] for array in arrays]
-        # The position of the copy of each row, -1 for none; empty until a row is copied.
-        self._places = torch.empty(0, dtype=torch.int32)
+        # Whether each row was copied; empty until one is. Where its copy is says the order of the
+        # copies, which takes no memory for rows that do not change.
+        self._is_copied = torch.empty(0, dtype=torch.uint8)
+        self._positions = torch.empty(0, dtype=torch.int32)
+        # The first copies by ascending positions: these, and the places of the copies.
+        self._sorted = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)
         self._copied = 0
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copies and of their positions."""
-        return sum(array.nbytes for array in (self._places, *self._copies))
+        """Bytes of the copies, and of which rows have one."""
+        arrays = (self._is_copied, self._positions, *self._sorted, *self._copies)
+        return sum(array.nbytes for array in arrays)
 
     def keep(self, positions: torch.Tensor) -> None:
         """Copy distinct rows that are about to change."""
         with self._lock:
-            if not len(self._places):
-                self._places = torch.full((self.count,), -1, dtype=torch.int32)
-            positions = positions[positions < self.count]
-            positions = positions[self._places[positions] < 0]
-            copied = self._copied + len(positions)
+            if not len(self._is_copied):
+                self._is_copied = torch.zeros(self.count, dtype=torch.uint8)
+            marks, rows = self._is_copied.numpy(), positions.numpy()
+            rows = rows[rows < self.count]
+            rows = rows[marks[rows] == 0]
+            if not len(rows):
+                return
+            copied, positions = self._copied + len(rows), torch.from_numpy(rows)
             self._make_room(copied)
             for copies, array in zip(self._copies, self._arrays, strict=True):
                 copies[self._copied : copied] = array[positions]
-            places = torch.arange(self._copied, copied, dtype=torch.int32)
-            self._places[positions] = places
+            self._positions[self._copied : copied] = positions
+            marks[rows] = 1
             self._copied = copied
 
     def _make_room(self, copied: int) -> None:
@@ -250,6 +261,9 @@ class TableSnapshot:
         if copied <= capacity:
             return
         capacity = min(self.count, max(copied, 2 * capacity, _FIRST_COPIES))
+        positions = self._positions.new_empty(capacity)
+        positions[: self._copied] = self._positions[: self._copied]
+        self._positions = positions
         for number, copies in enumerate(self._copies):
             larger = copies.new_empty(capacity, *copies.shape[1:])
             larger[: self._copied] = copies[: self._copied]
@@ -268,11 +282,27 @@ class TableSnapshot:
         """Return the rows of an array at some positions, which may repeat."""
         with self._lock:
             rows = self._arrays[number].index_select(0, positions)
-            if len(self._places):
-                places = self._places[positions]
-                changed = (places >= 0).nonzero().squeeze(1)
-                rows[changed] = self._copies[number][places[changed]]
+            if self._copied:
+                changed = self._is_copied[positions].nonzero().squeeze(1)
+                if len(changed):
+                    rows[changed] = self._copies[number][self._places(positions[changed].int())]
             return rows
+
+    def _places(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return where the copies of rows are; the lock is held.
+
+        Nearly all copies are sorted once, and those since then each time.
+        """
+        ascending, order = self._sorted
+        if (self._copied - len(order)) * _SORTED_TO_RECENT > len(order):
+            ascending, order = self._sorted = self._positions[: self._copied].sort()
+        at = torch.searchsorted(ascending, positions).clamp_(max=len(order) - 1)
+        places, is_recent = order[at], ascending[at] != positions
+        if is_recent.any():
+            ascending, recent = self._positions[len(order) : self._copied].sort()
+            at = torch.searchsorted(ascending, positions[is_recent])
+            places[is_recent] = len(order) + recent[at]
+        return places
 
     def keys(self) -> torch.Tensor:
         """Return the keys of all rows."""
