@@ -519,7 +519,8 @@ class ReplayedMutations:
         with self._budget.reserve(0, "a request of the log", session.label) as reservation:
             # What waits beside it may be more than when it came, and was within the shares then.
             reservation.absorb(self._budget.reserve(manifest.staged_nbytes, "a request of the log"))
-            staged = StagedTensors(session, chunks.tensors(manifest.specs), reservation)
+            tensors = manifest.pieces(chunks.tensors(manifest.specs))
+            staged = StagedTensors(session, tensors, reservation)
             return await self._applied(header, partial(apply, staged))
 
     def session(self, request: Mutation) -> Session:
