@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import grpc
 import torch
 
+from stratagem_proto.errors import NotPrimaryError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import publication_pb2 as pb
 from stratagem_proto.v1.checkpoint_pb2 import SavedTensor
@@ -84,9 +85,17 @@ class Follower:
         assert len(content) == first.part.file.nbytes == first.part.link.nbytes
         return first.part, content
 
-    def follow(self, seconds: float = 0.0, only_after: int | None = None) -> int:
+    def _listed(self, seconds: float) -> pb.ListVersionsResponse:
+        try:
+            return self.list(self.version, seconds)
+        except NotPrimaryError as error:
+            assert error.primary
+            self.address = error.primary
+            return self.list(self.version, seconds)
+
+    def follow(self, seconds: float = 0.0) -> int:
         """Comes to the latest version, by increments if there are some that fit."""
-        listed = self.list(self.version if only_after is None else only_after, seconds)
+        listed = self._listed(seconds)
         while self.version != listed.latest:
             links = [each for each in listed.links if each.version > self.version]
             fitting = [

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from stratagem import DistributedOptimizer, ParameterServerStrategy
-from stratagem.nn import DynamicEmbedding, Embedding
+from stratagem import ParameterServerStrategy
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -23,74 +19,10 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_OBSERVER
 from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster
-from tests.conftest import TOKEN
-from tests.versions.follower import Follower, contents_of
+from tests.versions.follower import Follower
+from tests.versions.training import Training, cluster, followers, require_equal, started
 from tests.waiting import eventually
-
-
-class Model(nn.Module):
-    """A table of 100 rows, one of any keys with room for some dozens, a layer, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.users = Embedding(100, 4)
-        self.items = DynamicEmbedding(4, max_bytes=6000)
-        self.norm = nn.BatchNorm1d(4)
-        self.out = nn.Linear(4, 1)
-        self.idle = nn.Linear(4, 2)
-
-    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.out(self.norm(self.users(users) + self.items(items)))
-        return made
-
-
-class Training:
-    """One program that trains a model on batches of its own."""
-
-    def __init__(self, strategy: ParameterServerStrategy, seed: int = 0) -> None:
-        self.strategy, self._random = strategy, torch.Generator().manual_seed(seed)
-        with strategy.scope(meta_above=256):
-            self.model = Model()
-        parameters = [
-            parameter
-            for name, parameter in self.model.named_parameters()
-            if not name.startswith("idle")
-        ]
-        self.optimizer = DistributedOptimizer(torch.optim.Adam(parameters, lr=0.1))
-
-    def step(self, batch: int = 8) -> None:
-        users = torch.randint(0, 100, (batch,), generator=self._random)
-        items = torch.randint(0, 1 << 40, (batch,), generator=self._random)
-
-        def replica_step() -> None:
-            self.optimizer.zero_grad()
-            self.model(users, items).square().mean().backward()
-            self.optimizer.step()
-
-        self.strategy.run(replica_step)
-
-
-def started(stack: ExitStack, task: int, **settings: Any) -> ParameterServer:
-    return stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN, **settings)))
-
-
-@contextmanager
-def cluster(**settings: Any) -> Iterator[tuple[list[ParameterServer], Cluster]]:
-    with ExitStack() as stack:
-        servers = [started(stack, task, **settings) for task in range(2)]
-        yield servers, Cluster([one.address for one in servers], 1)
-
-
-def followers(servers: list[ParameterServer]) -> list[Follower]:
-    return [Follower(server.address) for server in servers]
-
-
-def require_equal(servers: list[ParameterServer], following: list[Follower]) -> None:
-    for server, one in zip(servers, following, strict=True):
-        hosted = contents_of(server)
-        assert hosted == {name: one.contents[name] for name in hosted}
 
 
 def test_a_reader_has_each_version_to_the_bit_by_increments() -> None:
@@ -223,6 +155,7 @@ def test_a_program_that_is_started_again_publishes_later_versions() -> None:
         assert [one.increments for one in following] == [2, 2]
 
 
+@pytest.mark.unlogged
 def test_a_second_publisher_is_refused_while_the_first_is_there() -> None:
     with cluster() as (servers, found), found.strategy() as strategy:
         training = Training(strategy)
@@ -276,6 +209,7 @@ def test_versions_grow_over_servers_that_were_restored(tmp_path: Path) -> None:
         require_equal(servers, following)
 
 
+@pytest.mark.unlogged
 def test_a_version_that_not_all_servers_have_is_followed_by_one_that_they_have() -> None:
     with cluster() as (servers, found), found.strategy() as strategy:
         training, following = Training(strategy), followers(servers)
