@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto import v1
-from stratagem_proto.proofs import credential_of, drawn_nonce, proof_of_client
+from stratagem_proto.proofs import credential_of, new_nonce, proof_of_client
 from stratagem_proto.protocol import PROTOCOL_VERSION, session_name
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
@@ -22,7 +22,7 @@ from stratagem_psserver.exactly_once.sessions import session_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_rpc.channel import GRPC, TCP, UNIX, open_channel
 from stratagem_rpc.proving import CHALLENGE
-from stratagem_rpc.serving.access import first_message, handshake_in
+from stratagem_rpc.serving.access import first_message, handshake_finder
 from stratagem_rpc.sockets.client import SocketLink, endpoints
 from stratagem_rpc.sockets.frames import FrameKind
 from tests.conftest import TOKEN
@@ -74,7 +74,7 @@ def request_of(
     request: Any = GetMessageClass(method.input_type)()
     shown = caller.session_id + credential_of(caller.session_id, TOKEN if token else "")
     first = request.header if "header" in request.DESCRIPTOR.fields_by_name else request
-    find = handshake_in(first_message(method))
+    find = handshake_finder(first_message(method))
     if find is not None:
         find(first).CopyFrom(caller)
         if token:
@@ -88,7 +88,7 @@ def request_of(
 
 
 def _prove(address: str, method: str, asking: OpenSessionRequest, token: str) -> None:
-    nonce = drawn_nonce()
+    nonce = new_nonce()
     request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=nonce)
     with open_channel(address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)

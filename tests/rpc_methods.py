@@ -31,7 +31,7 @@ def prove(
         proving = Proving(token, method)
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
         answer = call(proving.request, timeout=seconds)
-        proving.prove(proving.challenged(answer), asking)
+        proving.prove(proving.verify_challenge(answer), asking)
 
 
 def _callable(channel: grpc.Channel, method: MethodDescriptor) -> Any:

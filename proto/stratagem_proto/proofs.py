@@ -18,7 +18,7 @@ NONCE_BYTES = 32
 CREDENTIAL_BYTES = 16
 
 
-def drawn_nonce() -> bytes:
+def new_nonce() -> bytes:
     """Return a new nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 

@@ -9,7 +9,7 @@ import torch
 from stratagem_proto.division import PartRows, part_of_keys
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, RowIndexError
 from stratagem_proto.key_index import KeyIndex, PositionArray
-from stratagem_proto.programs.random_rows import InitialValues, nearest, stored_dtype
+from stratagem_proto.programs.random_rows import InitialValues, round_to_nearest, stored_dtype
 from stratagem_proto.rows import put
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_reader.changes import Change
@@ -236,7 +236,7 @@ class ReplicaTable:
 
     def _missing(self, keys: torch.Tensor, default: torch.Tensor | float | None) -> torch.Tensor:
         if default is None:
-            return nearest(self._initial.rows(keys), self._stored).to(self.dtype)
+            return round_to_nearest(self._initial.rows(keys), self._stored).to(self.dtype)
         value = torch.as_tensor(default, dtype=self.dtype)
         if value.shape not in {(), torch.Size(self.row_shape)}:
             raise InvalidArgumentError(

@@ -23,7 +23,7 @@ from stratagem_rpc.proving import CHALLENGE, Proving
 Response = TypeVar("Response", bound=Message)
 
 
-def asking() -> OpenSessionRequest:
+def observer_handshake() -> OpenSessionRequest:
     """Return who asks for a status; the proof is still to come."""
     return OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_OBSERVER)
 
@@ -34,7 +34,8 @@ class Question(Generic[Response]):
 
     Attributes:
         path: The RPC, as gRPC calls it.
-        request: The request, with who asks as `asking`. Each server gets a copy with its own proof.
+        request: The request, with who asks as `observer_handshake`. Each server gets a copy with
+            its own proof.
         response_type: The class of the answer.
     """
 
@@ -88,7 +89,7 @@ class Answer(Future[Response]):
         self._call.add_done_callback(partial(self._pass_on, then))
 
     def _proved(self, proving: Proving, answer: bytes) -> None:
-        proving.prove(proving.challenged(answer), self._request.asking)
+        proving.prove(proving.verify_challenge(answer), self._request.asking)
         self._ask()
 
     def _ask(self) -> None:
@@ -147,6 +148,6 @@ def begin_status(
         with_variables: Whether a parameter server is to list its variables.
         wait_for_ready: Whether to wait for a server that cannot be reached yet.
     """
-    request = pb.GetStatusRequest(asking=asking(), with_variables=with_variables)
+    request = pb.GetStatusRequest(asking=observer_handshake(), with_variables=with_variables)
     question = Question(f"/{SERVICE}/GetStatus", request, pb.GetStatusResponse)
     return Answer(channel, question, token, timeout, wait_for_ready)

@@ -207,7 +207,9 @@ def open_channel(
     shown = presented()
     if shown is None:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, shown.of_clients(), _meant(options, expected, shown))
+    return grpc.secure_channel(
+        address, shown.client_credentials(), _meant(options, expected, shown)
+    )
 
 
 def open_aio_channel(
@@ -227,7 +229,7 @@ def open_aio_channel(
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=options)
     meant = _meant(options, expected, certificates)
-    return grpc.aio.secure_channel(address, certificates.of_clients(), meant)
+    return grpc.aio.secure_channel(address, certificates.client_credentials(), meant)
 
 
 def _meant(options: Options, expected: Expected, shown: CertificateFolder) -> Options:

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import StratagemError, UnauthenticatedError
-from stratagem_proto.proofs import drawn_nonce, proof_of_client, proof_of_server
+from stratagem_proto.proofs import new_nonce, proof_of_client, proof_of_server
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.handshake_pb2 import DESCRIPTOR, ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
@@ -35,11 +35,11 @@ class Proving:
     """
 
     def __init__(self, token: str, method: str) -> None:
-        self._token, self._method, self._nonce = token, method, drawn_nonce()
+        self._token, self._method, self._nonce = token, method, new_nonce()
         request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=self._nonce)
         self.request = request.SerializeToString()
 
-    def challenged(self, answer: bytes) -> ChallengeResponse:
+    def verify_challenge(self, answer: bytes) -> ChallengeResponse:
         """Return the challenge of an encoded answer.
 
         Raises:
@@ -48,10 +48,10 @@ class Proving:
         try:
             challenge = ChallengeResponse.FromString(answer)
         except DecodeError as error:
-            raise CallError.from_error(_alien()) from error
+            raise CallError.from_error(_not_a_server()) from error
         expected = proof_of_server(self._token, self._nonce, challenge)
         if not hmac.compare_digest(challenge.proof, expected):
-            raise CallError.from_error(_stranger(challenge))
+            raise CallError.from_error(_unproven_server(challenge))
         return challenge
 
     def prove(self, challenge: ChallengeResponse, asking: OpenSessionRequest) -> None:
@@ -60,14 +60,14 @@ class Proving:
         asking.proof.mac = proof_of_client(self._token, self._method, asking)
 
 
-def _alien() -> StratagemError:
+def _not_a_server() -> StratagemError:
     return UnauthenticatedError(
         "what answers is no server of Stratagem; correct the address, or end the program that has "
         "the port"
     )
 
 
-def _stranger(challenge: ChallengeResponse) -> StratagemError:
+def _unproven_server(challenge: ChallengeResponse) -> StratagemError:
     label = f"/job:{challenge.task.job}/task:{challenge.task.index}"
     has = "another cluster token than" if challenge.proof else "no cluster token, unlike"
     return UnauthenticatedError(
@@ -96,4 +96,4 @@ async def prove(
         proving = Proving(token, method)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
         answer = await call(proving.request, timeout=seconds)
-        proving.prove(proving.challenged(answer), asking)
+        proving.prove(proving.verify_challenge(answer), asking)

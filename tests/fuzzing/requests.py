@@ -24,7 +24,7 @@ from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.service import Service
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_rpc.serving.access import first_message, handshake_in
+from stratagem_rpc.serving.access import first_message, handshake_finder
 from tests.fuzzing.target import MOST_BYTES, Target
 from tests.roles import BESIDES, services
 from tests.simulation.server_run import answered
@@ -93,7 +93,7 @@ class _Server:
         fields = first.DESCRIPTOR.fields_by_name
         if "wait_seconds" in fields:
             first.wait_seconds = min(first.wait_seconds, _LONGEST_WAIT)
-        if handshake_in(first_message(method)) is not None:
+        if handshake_finder(first_message(method)) is not None:
             return
         if "key" in fields:
             self._sequence += 1

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from stratagem_proto.programs.random_rows import NARROW, nearest, rounded
+from stratagem_proto.programs.random_rows import NARROW, round_stochastically, round_to_nearest
 
 DTYPES = sorted(NARROW, key=str)
 
@@ -29,7 +29,7 @@ def test_a_number_becomes_a_neighbour_and_is_itself_on_average(
     count = 20_000
     number = float(torch.tensor(number))
     values = torch.full((count, 3), number)
-    found = rounded(values, dtype, torch.arange(count), b"seed").double()
+    found = round_stochastically(values, dtype, torch.arange(count), b"seed").double()
     low, high = neighbours(number, dtype)
     assert {*found.unique().tolist()} <= {low, high}
     # Five standard deviations of the mean of so many draws.
@@ -44,18 +44,21 @@ def test_whoever_repeats_it_gets_the_same_bytes_in_any_order(dtype: torch.dtype)
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(50, 2, 5, generator=generator)
     keys = torch.randperm(50, generator=generator) - 2**62
-    once = rounded(values, dtype, keys, b"a")
+    once = round_stochastically(values, dtype, keys, b"a")
     some = torch.tensor([7, 3, 44])
-    assert torch.equal(rounded(values[some], dtype, keys[some], b"a"), once[some])
-    assert not torch.equal(rounded(values, dtype, keys, b"b"), once)
-    assert not torch.equal(rounded(values, dtype, keys + 1, b"a"), once)
+    assert torch.equal(round_stochastically(values[some], dtype, keys[some], b"a"), once[some])
+    assert not torch.equal(round_stochastically(values, dtype, keys, b"b"), once)
+    assert not torch.equal(round_stochastically(values, dtype, keys + 1, b"a"), once)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_too_large_is_the_largest_and_what_is_not_finite_stays(dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max
     values = torch.tensor([[3.4e38, -3.4e38, most, -most, math.inf, -math.inf, math.nan]])
-    for found in (rounded(values, dtype, torch.tensor([5]), b""), nearest(values, dtype)):
+    for found in (
+        round_stochastically(values, dtype, torch.tensor([5]), b""),
+        round_to_nearest(values, dtype),
+    ):
         expected = torch.tensor([[most, -most, most, -most, math.inf, -math.inf, math.nan]])
         assert torch.equal(found.float().nan_to_num(7.0), expected.nan_to_num(7.0))
 
@@ -64,11 +67,11 @@ def test_numbers_that_a_dtype_has_stay_what_they_are() -> None:
     for dtype in DTYPES:
         every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
         every = every[every.isfinite()].float()[:, None]
-        found = rounded(every, dtype, torch.arange(len(every)), b"")
+        found = round_stochastically(every, dtype, torch.arange(len(every)), b"")
         assert torch.equal(found.float(), every)
-        assert rounded(every[:0], dtype, torch.arange(0), b"").shape == (0, 1)
+        assert round_stochastically(every[:0], dtype, torch.arange(0), b"").shape == (0, 1)
 
 
 def test_a_dtype_with_more_digits_and_less_range_takes_the_largest() -> None:
     wide = torch.tensor([1e10, -1e10, 1.0], dtype=torch.bfloat16)
-    assert nearest(wide, torch.float16).tolist() == [65504.0, -65504.0, 1.0]
+    assert round_to_nearest(wide, torch.float16).tolist() == [65504.0, -65504.0, 1.0]

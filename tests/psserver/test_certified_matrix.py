@@ -28,7 +28,7 @@ from stratagem_rpc.certificates import folder
 from stratagem_rpc.certificates.folder import shown_certificate
 from stratagem_rpc.certificates.presented import presenting
 from stratagem_rpc.channel import GRPC, TCP, UNIX
-from stratagem_rpc.serving.access import Access, first_message, handshake_in
+from stratagem_rpc.serving.access import Access, first_message, handshake_finder
 from tests.certified import Certified, certified, serial
 from tests.full import by_values
 from tests.roles import BESIDES, answer, begin, handshake, request_of, services
@@ -185,7 +185,7 @@ def test_who_is_what_he_says_may_do_what_his_role_may(place: Place, kind: Kind, 
         status = asked(place, caller, method, way)
         refused = status in (_DENIED, _UNKNOWN, _UNREACHED)
         # Who opens a session over a socket is asked to do it by gRPC, where certificates count.
-        by_socket = way != GRPC and handshake_in(first_message(method)) is not None
+        by_socket = way != GRPC and handshake_finder(first_message(method)) is not None
         if refused is (caller.role in Access(method).roles) and not by_socket:
             wrong[method.name] = status
     assert wrong == {}

@@ -26,7 +26,7 @@ from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_rpc.asking import SERVICE as STATUS
-from stratagem_rpc.asking import asking
+from stratagem_rpc.asking import observer_handshake
 from stratagem_rpc.channel import Deadlines
 from stratagem_rpc.proving import Proving
 from tests.conftest import TOKEN
@@ -103,7 +103,7 @@ def test_a_proof_is_for_one_handshake_alone(
 
 
 def test_a_proof_is_for_one_rpc_alone(client: RawClient) -> None:
-    request = GetStatusRequest(asking=asking())
+    request = GetStatusRequest(asking=observer_handshake())
     client.prove("SetDraining", request.asking)
     with pytest.raises(UnauthenticatedError, match="a wrong proof"):
         client.unary("GetStatus", request, GetStatusResponse, service=STATUS)
@@ -161,7 +161,7 @@ def test_a_server_that_does_not_know_the_token_learns_nothing(proof: bytes, says
 def test_an_answer_that_is_no_challenge_is_no_server() -> None:
     proving = Proving(TOKEN, "OpenSession")
     with pytest.raises(grpc.RpcError, match="no server of Stratagem; correct the address"):
-        proving.challenged(b"\xff")
+        proving.verify_challenge(b"\xff")
 
 
 def test_a_program_with_a_token_is_no_client_of_a_server_without(client: RawClient) -> None:

@@ -34,7 +34,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.serving.access import Access, Need, handshake_in
+from stratagem_rpc.serving.access import Access, Need, handshake_finder
 from stratagem_rpc.serving.access import first_message as first_of
 from stratagem_rpc.serving.policy import parse_policy
 from tests.conftest import TOKEN
@@ -116,7 +116,7 @@ def status_of(
 ) -> grpc.StatusCode:
     """The status of a call that does one thing, to a variable that no rule is about."""
     method, need, path = ruled
-    if handshake_in(first_of(method)) is None:
+    if handshake_finder(first_of(method)) is None:
         begin(server, caller)
     offered = server._state.frame_sockets
     told = offered.to(caller.session_id) if offered else FrameSockets()

@@ -36,7 +36,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.serving.access import Access, first_message, handshake_in
+from stratagem_rpc.serving.access import Access, first_message, handshake_finder
 from stratagem_rpc.serving.handshake import FailedProofs
 from tests.conftest import TOKEN
 from tests.full import by_values
@@ -83,7 +83,7 @@ def status_of(
     token: str = TOKEN,
 ) -> grpc.StatusCode:
     """The status of a call, by a session or a handshake of the caller."""
-    if handshake_in(first_message(method)) is None:
+    if handshake_finder(first_message(method)) is None:
         begin(server, caller)
     offered = server._state.frame_sockets
     told = offered.to(caller.session_id) if offered else FrameSockets()
@@ -125,7 +125,7 @@ def test_an_rpc_is_refused_for_all_roles_but_those_that_the_contract_lists(
 def test_who_does_not_know_the_token_is_told_no_more_than_that(servers: Servers, way: str) -> None:
     wrong = {}
     for method in methods():
-        if handshake_in(first_message(method)) is None:
+        if handshake_finder(first_message(method)) is None:
             continue
         server = servers[method.containing_service.name]
         # Else its address had to wait.
@@ -139,7 +139,7 @@ def test_who_does_not_know_the_token_is_told_no_more_than_that(servers: Servers,
 def test_without_a_session_nothing_is_done(servers: Servers) -> None:
     answers = {}
     for method in methods():
-        if handshake_in(first_message(method)) is None:
+        if handshake_finder(first_message(method)) is None:
             server, told = servers[method.containing_service.name], FrameSockets()
             data = request_of(method, handshake(ROLE_CHIEF), server.address)
             answers[method.name] = answer("grpc", server.address, told, method, data)

@@ -42,7 +42,7 @@ from stratagem_proto.wire.frames import Assembler, Header, decode_frame, encode_
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_rpc.asking import SERVICE as STATUS_SERVICE
-from stratagem_rpc.asking import asking
+from stratagem_rpc.asking import observer_handshake
 from stratagem_rpc.channel import open_channel
 from tests.rpc_methods import prove
 
@@ -282,7 +282,7 @@ def update_header(
 
 def status_of(client: RawClient, with_variables: bool = False) -> GetStatusResponse:
     """What the server of a client says of itself."""
-    request = GetStatusRequest(asking=asking(), with_variables=with_variables)
+    request = GetStatusRequest(asking=observer_handshake(), with_variables=with_variables)
     client.prove("GetStatus", request.asking)
     return client.unary("GetStatus", request, GetStatusResponse, service=STATUS_SERVICE)
 

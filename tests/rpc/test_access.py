@@ -32,9 +32,9 @@ from stratagem_rpc.serving.access import (
     Need,
     facts_of,
     first_message,
-    handshake_in,
+    handshake_finder,
     name_of,
-    session_in,
+    session_finder,
 )
 from tests.roles import services
 
@@ -74,8 +74,8 @@ def test_every_rpc_says_who_may_call_it_and_who_calls(method: MethodDescriptor) 
     access, first = Access(method), first_message(method)
     assert access.roles <= set(Role.values()) - {ROLE_UNSPECIFIED}
     assert access.for_anyone is (method.name == "Challenge")
-    if handshake_in(first) is None and not access.for_anyone:
-        assert callable(session_in(first))
+    if handshake_finder(first) is None and not access.for_anyone:
+        assert callable(session_finder(first))
 
 
 def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
@@ -90,7 +90,7 @@ def test_an_rpc_that_does_not_say_who_may_call_it_is_not_served() -> None:
     with pytest.raises(InternalError, match=r"open\.Door\.Enter does not say by `access` who"):
         Access(method)
     with pytest.raises(InternalError, match=r"open\.Request says neither"):
-        session_in(method.input_type)
+        session_finder(method.input_type)
 
 
 def method_with(access: access_pb2.Access) -> MethodDescriptor:
@@ -164,7 +164,9 @@ def test_what_the_log_tells_is_a_name_or_a_setting(method: MethodDescriptor, pat
 
 
 def test_who_is_refused_is_told_who_may() -> None:
-    caller = Introduced.by(OpenSessionRequest(role=ROLE_WORKER, task=Task(job="worker", index=3)))
+    caller = Introduced.from_handshake(
+        OpenSessionRequest(role=ROLE_WORKER, task=Task(job="worker", index=3))
+    )
     with pytest.raises(PermissionDeniedError, match="Work is not for /job:worker/task:3") as error:
         ACCESS["Work"].require(caller)
     assert "role worker; roles that may call it: coordinator." in str(error.value)

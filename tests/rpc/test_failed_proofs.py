@@ -17,7 +17,7 @@ def after(count: int, address: str = HERE) -> FailedProofs:
     """What is known once an address has sent so many wrong proofs."""
     failed = FailedProofs()
     for _ in range(count):
-        failed.failed(address, 0.0)
+        failed.note_failure(address, 0.0)
     return failed
 
 
@@ -39,7 +39,7 @@ def test_an_address_that_has_been_quiet_begins_anew() -> None:
     failed = after(10)
     assert failed.begin(HERE, 59.0) == 2.0
     assert failed.begin(HERE, 61.0) == 0.0
-    failed.failed(HERE, 61.0)
+    failed.note_failure(HERE, 61.0)
     assert failed.begin(HERE, 61.0) == 0.0
 
 
@@ -59,7 +59,7 @@ def test_few_addresses_are_remembered_however_many_there_are() -> None:
     failed = FailedProofs()
     for number in range(10_000):
         for _ in range(4):
-            failed.failed(f"address {number}", 0.0)
+            failed.note_failure(f"address {number}", 0.0)
     assert len(failed) == 4096
     assert failed.begin("address 0", 1.0) == 0.0
     assert failed.begin("address 9999", 1.0) > 0.0

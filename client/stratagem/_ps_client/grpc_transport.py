@@ -43,7 +43,7 @@ class Handshake:
         asking = self._call.handshake
         assert asking is not None
         proving = Proving(self._token, self._call.path.rpartition("/")[2])
-        challenge = proving.challenged(self._exchange(CHALLENGE, proving.request))
+        challenge = proving.verify_challenge(self._exchange(CHALLENGE, proving.request))
         # Who knows no run of the server meets this one, which spares another handshake.
         asking.incarnation = asking.incarnation or challenge.incarnation
         proving.prove(challenge, asking)

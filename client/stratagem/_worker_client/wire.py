@@ -274,7 +274,7 @@ class GrpcWire:
         call = challenge.future(proving.request, wait_for_ready=True)
         self._wait_for(call)
         try:
-            proving.prove(proving.challenged(call.result()), self._opening.session)
+            proving.prove(proving.verify_challenge(call.result()), self._opening.session)
         except grpc.FutureCancelledError as error:
             raise CallError.from_error(CancelledError("the call was given up")) from error
 
@@ -361,7 +361,7 @@ class SocketWire:
         try:
             if answer.kind == FrameKind.STATUS:
                 require_ok(answer)
-            proving.prove(proving.challenged(bytes(answer.message)), opening.session)
+            proving.prove(proving.verify_challenge(bytes(answer.message)), opening.session)
         except grpc.RpcError as error:
             raise ConnectionRefusedError(str(error)) from error
 

@@ -25,8 +25,8 @@ from stratagem_rpc.certificates.folder import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
-    identified,
-    parsed,
+    parse_certificates,
+    read_identity,
 )
 from stratagem_rpc.certificates.identity import CertifiedIdentity
 
@@ -143,7 +143,7 @@ class Authority:
             InvalidArgumentError: There is none, or it is of another cluster.
         """
         path = folder / CERTIFICATE
-        identity = identified(path, parsed(path)[0])
+        identity = read_identity(path, parse_certificates(path)[0])
         if identity.cluster != self.cluster:
             raise InvalidArgumentError(
                 f"{path} is of the cluster {identity.cluster!r}, and this authority certifies "

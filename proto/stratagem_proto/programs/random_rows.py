@@ -110,7 +110,7 @@ def stored_rows(spec: VariableSpec, count: int) -> TensorSpec:
     return TensorSpec(dtype=dtype, shape=(count, *tensor.shape[1:]))
 
 
-def nearest(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def round_to_nearest(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values in a dtype, each the nearest one; what is too large becomes the largest.
 
     Args:
@@ -123,7 +123,7 @@ def nearest(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return wide.clamp(-most, most).where(wide.isfinite(), wide).to(dtype)
 
 
-def rounded(
+def round_stochastically(
     values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, seed: bytes
 ) -> torch.Tensor:
     """Return rows in a narrower dtype, where each number is one of its two neighbours at random.
@@ -148,7 +148,7 @@ def rounded(
     made = _to_bfloat16(wide, words) if dtype == torch.bfloat16 else _to_float16(wide, words)
     is_inside = wide.abs() < torch.finfo(dtype).max
     if not is_inside.all():
-        made = made.where(is_inside, nearest(wide, dtype))
+        made = made.where(is_inside, round_to_nearest(wide, dtype))
     return made.view(values.shape)
 
 

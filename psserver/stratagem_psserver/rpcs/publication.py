@@ -130,7 +130,7 @@ class PublicationRpcs:
         wanted = pb.VersionLink(version=request.version, previous=request.previous, cut=request.cut)
         publication = self._state.publication
         if (permissions := self._state.permissions) is not None:
-            caller, names = Introduced.by(request.asking), publication.names(wanted)
+            caller, names = Introduced.from_handshake(request.asking), publication.names(wanted)
             permissions.require_all("ReadVersion", ACTION_READ, caller, names)
         async with aclosing(publication.read(wanted)) as messages:
             async for message in messages:

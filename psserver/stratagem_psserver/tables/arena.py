@@ -16,8 +16,8 @@ from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.programs.random_rows import (
     InitialValues,
     initial_rows,
-    nearest,
-    rounded,
+    round_stochastically,
+    round_to_nearest,
     stored_dtype,
 )
 from stratagem_proto.rows import WholeRows, are_whole
@@ -125,7 +125,7 @@ class Arena:
     def begun(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the initial values of rows, as they will be once they are stored."""
         rows = self.initial.rows(keys)
-        return nearest(rows, self.dtype).to(rows.dtype) if self.is_narrow else rows
+        return round_to_nearest(rows, self.dtype).to(rows.dtype) if self.is_narrow else rows
 
     def to_store(self, keys: torch.Tensor, rows: torch.Tensor, clock: int) -> torch.Tensor:
         """Return rows in the dtype that they are stored in.
@@ -138,7 +138,7 @@ class Arena:
         if not self.is_narrow:
             return rows
         seed = clock.to_bytes(8, "little") + self.initial.spec.name.encode()
-        return rounded(rows, self.dtype, keys, seed)
+        return round_stochastically(rows, self.dtype, keys, seed)
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
         """Return a new storage of another capacity, with the first rows of this one."""

@@ -8,7 +8,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.key_index import KeyIndex, PositionArray
-from stratagem_proto.programs.random_rows import nearest
+from stratagem_proto.programs.random_rows import round_to_nearest
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
@@ -207,7 +207,7 @@ class Table:
         """
         stop = start + len(rows)
         # Rows of a checkpoint may have been stored in another dtype.
-        arena.storage[start:stop] = nearest(rows, arena.dtype)
+        arena.storage[start:stop] = round_to_nearest(rows, arena.dtype)
         if arena is self.value:
             self._index.insert(self._keys[start:stop], torch.arange(start, stop))
 

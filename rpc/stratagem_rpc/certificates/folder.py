@@ -76,7 +76,7 @@ def read_certificates(folder: Path) -> Certificates:
     _require_key(folder, leaf, key)
     _require_valid(folder / CERTIFICATE, leaf)
     _require_signed(folder, leaf, [*between, *_certificates(folder / AUTHORITY, authorities)])
-    identity = identified(folder / CERTIFICATE, leaf)
+    identity = read_identity(folder / CERTIFICATE, leaf)
     return Certificates(identity, chain, key, authorities, leaf, _denied(folder / DENIED))
 
 
@@ -130,7 +130,7 @@ def _require_private(path: Path) -> None:
         )
 
 
-def parsed(path: Path) -> list[x509.Certificate]:
+def parse_certificates(path: Path) -> list[x509.Certificate]:
     """Return the certificates in a file, of which the first one counts.
 
     Raises:
@@ -198,7 +198,7 @@ def _signed(one: x509.Certificate, by: x509.Certificate) -> bool:
     return True
 
 
-def identified(path: Path, certificate: x509.Certificate) -> CertifiedIdentity:
+def read_identity(path: Path, certificate: x509.Certificate) -> CertifiedIdentity:
     """Return whose a certificate is.
 
     Raises:
@@ -300,12 +300,12 @@ class CertificateFolder:
     def _signature(self) -> _Signature:
         return tuple(map(_stamp, self._files))
 
-    def of_clients(self) -> grpc.ChannelCredentials:
+    def client_credentials(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel that is opened now."""
         now = self.current()
         return grpc.ssl_channel_credentials(now.authorities, now.key, now.chain)
 
-    def of_servers(self) -> grpc.ServerCredentials:
+    def server_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a port, which are looked up for each handshake."""
         shown = self.current()
 
@@ -360,7 +360,7 @@ def shown_certificate(pem: bytes) -> ShownCertificate:
         InvalidArgumentError: It does not say whose it is.
     """
     found = x509.load_pem_x509_certificate(pem)
-    identity = identified(Path("the certificate of the other end"), found)
+    identity = read_identity(Path("the certificate of the other end"), found)
     return ShownCertificate(identity, found.serial_number, found.not_valid_after_utc)
 
 

@@ -107,7 +107,7 @@ class Introduced:
     label: str
 
     @classmethod
-    def by(cls, handshake: OpenSessionRequest) -> Introduced:
+    def from_handshake(cls, handshake: OpenSessionRequest) -> Introduced:
         """Return who a handshake says that it is of."""
         task = handshake.task
         job = printable(task.job[:_LONGEST_JOB])
@@ -185,14 +185,14 @@ def first_message(method: MethodDescriptor) -> Descriptor:
     return (header and header.message_type) or method.input_type
 
 
-def handshake_in(first: Descriptor) -> Handshake | None:
+def handshake_finder(first: Descriptor) -> Handshake | None:
     """Return what finds the handshake in a message; None if it has none."""
     if first.full_name == OpenSessionRequest.DESCRIPTOR.full_name:
         return lambda request: request
     return _found(first, _HANDSHAKES)
 
 
-def session_in(first: Descriptor) -> Callable[[Any], bytes]:
+def session_finder(first: Descriptor) -> Callable[[Any], bytes]:
     """Return what finds the id of the session that a message names.
 
     Raises:
@@ -208,7 +208,7 @@ def session_in(first: Descriptor) -> Callable[[Any], bytes]:
 _LONGEST_BEGINNING = 1 << 20
 
 
-def session_at_beginning(first: Descriptor) -> Callable[[bytes | memoryview], bytes]:
+def leading_session_finder(first: Descriptor) -> Callable[[bytes | memoryview], bytes]:
     """Return what finds the id of the session that an encoded message names, without decoding it.
 
     It returns b"" where the message does not begin with that.

@@ -48,7 +48,7 @@ def on_admission(note: Callable[[], None]) -> None:
     _ADMISSION.set(note)
 
 
-def admitted() -> None:
+def note_admission() -> None:
     """Note that the present call has shown that it is of the cluster."""
     if note := _ADMISSION.get():
         note()

@@ -74,7 +74,7 @@ class FailedProofs:
     def __len__(self) -> int:
         return len(self._records)
 
-    def failed(self, address: str, now: float) -> None:
+    def note_failure(self, address: str, now: float) -> None:
         """Note a wrong proof."""
         if not address:
             return
@@ -214,7 +214,7 @@ class Handshakes:
         address = present_address()
         await self._wait(address)
         if not hmac.compare_digest(proof.mac, proof_of_client(token, method, asking)):
-            self._failed.failed(address, self._clock())
+            self._failed.note_failure(address, self._clock())
             raise self._refused("was shown a wrong proof of the cluster token")
         self._take(proof.challenge, made)
 

@@ -31,11 +31,11 @@ from stratagem_rpc.serving.access import (
     Introduced,
     facts_of,
     first_message,
-    handshake_in,
-    session_at_beginning,
-    session_in,
+    handshake_finder,
+    leading_session_finder,
+    session_finder,
 )
-from stratagem_rpc.serving.callers import admitted, enter_call, require_certified
+from stratagem_rpc.serving.callers import enter_call, note_admission, require_certified
 from stratagem_rpc.serving.figures import Calls, Figures
 from stratagem_rpc.serving.policy import Permissions
 from stratagem_rpc.serving.settings import ServingSettings
@@ -122,12 +122,12 @@ class Rpc:
         self._session_of: Callable[[bytes | memoryview], bytes] | None = None
         self.prove: Callable[[Message], Awaitable[None]] | None = None
         self.caller: Callable[[Message], Caller | None] = _unknown
-        if handshake := handshake_in(first):
+        if handshake := handshake_finder(first):
             self.caller = _by_handshake(handshake)
             self.prove = partial(_prove, boundary.handshakes, self._name, handshake)
         elif not self.access.for_anyone:
             self.caller = _by_session(first, boundary.sessions)
-            self._session_of = session_at_beginning(first)
+            self._session_of = leading_session_finder(first)
             settings = boundary.handshakes.settings
             if settings.tls is not None:
                 self.caller = _certified(settings, self.caller)
@@ -203,11 +203,11 @@ async def _prove(
     handshakes: Handshakes, method: str, handshake: Handshake, request: Message
 ) -> None:
     await handshakes.check(handshake(request), method)
-    admitted()
+    note_admission()
 
 
 def _by_session(first: Descriptor, sessions: Sessions) -> Callable[[Message], Caller | None]:
-    session_id = session_in(first)
+    session_id = session_finder(first)
     return lambda request: sessions(session_id(request))
 
 
@@ -226,7 +226,7 @@ def _certified(
 
 
 def _by_handshake(handshake: Handshake) -> Callable[[Message], Caller]:
-    return lambda request: Introduced.by(handshake(request))
+    return lambda request: Introduced.from_handshake(handshake(request))
 
 
 class Crossing:

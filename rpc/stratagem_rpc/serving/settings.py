@@ -86,7 +86,7 @@ def bound(
         if certificates is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, certificates.of_servers())
+            port = server.add_secure_port(address, certificates.server_credentials())
     except RuntimeError as error:
         # It loads PyTorch, for which commands that only check addresses do not wait.
         from stratagem_rpc.socket_server.listener import cannot_listen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import grpc
 
-from stratagem_proto.proofs import NONCE_BYTES, drawn_nonce
+from stratagem_proto.proofs import NONCE_BYTES, new_nonce
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.segment import Segment, create
@@ -182,7 +182,7 @@ class SocketLink:
             self._greet(endpoint, deadline)
 
     def _greet(self, endpoint: Endpoint, deadline: float) -> None:
-        asked = drawn_nonce()
+        asked = new_nonce()
         answer = self._answer(endpoint.session_id + asked, deadline)
         answered, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         proofs = Proofs(endpoint.secret, asked, answered)

@@ -9,7 +9,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.proofs import NONCE_BYTES, drawn_nonce
+from stratagem_proto.proofs import NONCE_BYTES, new_nonce
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, SESSION_ID_BYTES
 from stratagem_rpc.channel import MESSAGE_BYTES
 
@@ -304,6 +304,6 @@ class Greeting:
         if len(asking) != _ASKING_BYTES:
             raise MalformedStreamError(f"a session and a nonce have {len(asking)} bytes")
         self.session_id, asked = asking[:SESSION_ID_BYTES], asking[SESSION_ID_BYTES:]
-        answered = drawn_nonce()
+        answered = new_nonce()
         self._proofs = Proofs(self._secret(self.session_id), asked, answered)
         return answered + self._proofs.of_server

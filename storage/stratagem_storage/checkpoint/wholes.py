@@ -17,7 +17,7 @@ from stratagem_proto.errors import (
     UnimplementedError,
 )
 from stratagem_proto.programs.optimizers import SlotName
-from stratagem_proto.programs.random_rows import InitialValues, nearest, stored_dtype
+from stratagem_proto.programs.random_rows import InitialValues, round_to_nearest, stored_dtype
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -298,7 +298,7 @@ class WholeTable(Whole):
         self._require_fixed()
         self._require_rows(rows)
         value = InitialValues(self.spec).of_range(rows.numbers)
-        value.copy_(nearest(value, stored_dtype(self.spec)))
+        value.copy_(round_to_nearest(value, stored_dtype(self.spec)))
         for part in self.parts:
             keys = part.keys(checkpoint)
             wanted = rows.has(keys).nonzero().squeeze(1)

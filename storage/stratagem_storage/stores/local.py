@@ -221,7 +221,7 @@ class LocalStore:
         return folder.folder(file) if file else folder
 
     def folder_and_file(self, place: Path) -> tuple[LocalFolder, str]:
-        """As `Store.found`."""
+        """As `Store.folder_and_file`."""
         if place.is_file():
             # Links that somebody has named are followed, as caches of files have them.
             real = place.resolve()

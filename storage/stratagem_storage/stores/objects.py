@@ -343,7 +343,7 @@ class ObjectStore:
         return ObjectFolder(_below(root, place))
 
     def folder_and_file(self, place: StoreUrl) -> tuple[ObjectFolder, str]:
-        """As `Store.found`."""
+        """As `Store.folder_and_file`."""
         if self.is_file(place):
             return ObjectFolder(place.parent), place.name
         return ObjectFolder(place), ""

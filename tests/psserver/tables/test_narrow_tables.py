@@ -10,7 +10,7 @@ import torch
 
 from stratagem.optim import RowWiseAdagrad
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.random_rows import InitialValues, nearest
+from stratagem_proto.programs.random_rows import InitialValues, round_to_nearest
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.restoration import read_restored
@@ -43,7 +43,7 @@ def test_changes_far_below_the_last_digit_move_rows_as_they_should(dtype: torch.
     run(optimizers, SGD, [Gradient("t", 0, torch.full((rows, 32), -1.0), each)])
     assert (store.get("t").rows(each) == 1.0).all()
     change = torch.finfo(dtype).eps / 50
-    assert nearest(torch.tensor(1 + change), dtype) == 1.0
+    assert round_to_nearest(torch.tensor(1 + change), dtype) == 1.0
     for _ in range(steps):
         run(optimizers, SGD, [Gradient("t", 0, torch.full((rows, 32), -change), each)])
     found = store.get("t").rows(each)
@@ -181,6 +181,6 @@ def test_a_checkpoint_keeps_the_bytes_and_is_read_into_any_dtype(
     arena = restored.value.value
     assert arena.dtype == (after or torch.float32)
     found = arena.read(restored.value.find(torch.arange(13)))
-    assert torch.equal(found, nearest(rows[:13], arena.dtype).float())
+    assert torch.equal(found, round_to_nearest(rows[:13], arena.dtype).float())
     state = restored.value.arenas[1]
     assert state.dtype == torch.float32
