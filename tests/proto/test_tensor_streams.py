@@ -25,6 +25,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire import frames, segment, tensors
 from stratagem_proto.wire.frames import ChunkView, Frame
+from stratagem_proto.wire.placed import decode_whole, kinds_of, layout_of
 
 HEADERS_AND_MESSAGES = [
     (CreateVariablesHeader, CreateVariablesRequest),
@@ -211,3 +212,43 @@ def test_a_tensor_that_has_not_come_in_one_chunk_is_not_whole() -> None:
     data = tensors.as_bytes(sent)
     for chunks in ([], [ChunkView(0, 0, data[:8])], [ChunkView(1, 0, data)]):
         assert frames.whole_tensors([tensors.spec_of(sent)], chunks) is None
+
+
+@pytest.mark.parametrize("dtype", tensors.DTYPES.values(), ids=str)
+@given(some_shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4))
+def test_a_small_request_is_the_only_frame_of_a_split_and_is_taken_apart_at_once(
+    dtype: torch.dtype, some_shapes: list[list[int]]
+) -> None:
+    sent = [tensor_of(dtype, shape) for shape in some_shapes]
+    header = pb.UpdateHeader(tensors=map(tensors.spec_of, sent))
+    (frame,) = frames.split(header, sent, 8 << 20)
+    message = frames.encode_at_once(header.SerializeToString(), sent)
+    assert message == frames.encode_frame(frame)
+    taken = frames.take_header(message, pb.UpdateHeader)
+    assert taken is not None
+    layout = layout_of(kinds_of(sent))
+    received = decode_whole(taken[1], layout)
+    assert received is not None
+    filled = [sent[number] for number, *_ in layout.places]
+    assert [one.dtype for one in received] == [one.dtype for one in filled]
+    assert all(map(torch.equal, received, filled))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [],
+        [Chunk(tensor=0, data=bytes(8))],
+        [Chunk(tensor=0, data=bytes(4)), Chunk(tensor=0, data=bytes(8))],
+        [Chunk(tensor=0, data=bytes(4)), Chunk(tensor=1, data=bytes(4))],
+        [Chunk(tensor=0, data=bytes(4)), Chunk(tensor=1, offset=4, data=bytes(8))],
+        [Chunk(tensor=0, data=bytes(4)), Chunk(tensor=1, place=Place(start=0, nbytes=8))],
+        [Chunk(tensor=1, data=bytes(8)), Chunk(tensor=0, data=bytes(4))],
+        [Chunk(tensor=0, data=bytes(4)), Chunk(tensor=1, data=bytes(8)), Chunk(tensor=2)],
+    ],
+    ids=str,
+)
+def test_chunks_that_are_not_one_for_each_tensor_are_left_to_others(chunks: list[Chunk]) -> None:
+    layout = layout_of(((torch.float32, torch.Size([1])), (torch.float32, torch.Size([2]))))
+    data = pb.UpdateRequest(chunks=chunks).SerializeToString()
+    assert decode_whole(data, layout) is None

@@ -39,3 +39,17 @@ def test_what_the_server_can_give_back_makes_no_share_smaller() -> None:
     shares = Shares(100)
     shares.count("", 60)
     assert (shares.share("one"), shares.share("")) == (75, 100)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["one", "other", ""]), st.integers(0, 60)), max_size=8))
+def test_what_a_client_lacks_is_what_its_share_and_the_limit_leave(
+    used: list[tuple[str, int]],
+) -> None:
+    shares = Shares(100)
+    for client, amount in used:
+        shares.count(client, amount)
+    for client in ("one", "third", ""):
+        for amount in (1, 30, 100):
+            of_limit = shares.used + amount - shares.limit
+            of_share = shares.used_by(client) + amount - shares.share(client)
+            assert shares.lacks(client, amount) == max(of_limit, of_share)
