@@ -15,6 +15,10 @@ _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 MAX_POSITIONS = 2**31 - 1
 
+# Times a number of which only byte k is 1, this has k in its three highest bits.
+_NUMBERS_OF_BYTES = np.uint64(sum(k << (61 - 8 * k) for k in range(_WIDTH)))
+_TOP, _ONE = np.uint64(61), np.uint64(1)
+
 _Ints = npt.NDArray[np.int64]
 
 
@@ -80,11 +84,14 @@ class KeyIndex:
         return torch.from_numpy(found)
 
     def _look(self, keys: _Ints, bucket: _Ints) -> _Ints:
-        is_key = self._keys.numpy().take(bucket, axis=0) == keys[:, None]
+        # A bucket's comparisons are the bytes of one number: to look for the first match in them
+        # takes numpy half of the time of this method.
+        matches = (self._keys.numpy().take(bucket, axis=0) == keys[:, None]).view("<u8")[:, 0]
         # The first match: behind the keys of a bucket may be what was never put in whole.
-        place = bucket * _WIDTH + is_key.argmax(1)
+        first = (matches & (~matches + _ONE)) * _NUMBERS_OF_BYTES >> _TOP
+        place = bucket * _WIDTH + first.view(np.int64)
         found: _Ints = self._positions.view(-1).numpy().take(place).astype(np.int64)
-        found[~is_key.any(1)] = -1
+        found[matches == 0] = -1
         return found
 
     def move(self, keys: torch.Tensor, positions: torch.Tensor) -> None:

@@ -102,7 +102,7 @@ class StoreSource:
         known = None if self._found is None else self._found[1].index
         index = checkpoint.index
         if known is None or (known.identity, known.published) != (index.identity, index.published):
-            self._found = _version_of(checkpoint), checkpoint
+            self._found = version_of(checkpoint), checkpoint
         assert self._found is not None
         return self._found[0]
 
@@ -121,7 +121,7 @@ class StoreSource:
         checkpoint: Checkpoint | None = self._found[1]
         chain: list[StoredVersion] = []
         while checkpoint is not None:
-            found = _version_of(checkpoint)
+            found = version_of(checkpoint)
             if since is not None and (found.number, found.cut) == (since.number, since.cut):
                 break
             chain.append(StoredVersion(checkpoint, found))
@@ -140,13 +140,13 @@ def _is_whole(part: StoredVersion) -> bool:
     return all(entry.changed is None for entry in part.tensors.values())
 
 
-def _version_of(checkpoint: Checkpoint) -> Version:
-    index = checkpoint.index
+def version_of(checkpoint: Checkpoint) -> Version:
+    """Return which version a checkpoint is."""
+    index, one = checkpoint.index, checkpoint.index.published
     trainings = {str(facts.get("training", "")) for facts in index.servers.values()} - {""}
     training = bytes.fromhex(min(trainings)) if len(trainings) == 1 else b""
-    if index.published is None:
+    if one is None:
         # An earlier release wrote it, or another program.
         number = max(1, number_of_objects(checkpoint.folder.name))
         return Version(number, index.identity.encode(), time.time(), training)
-    one = index.published
-    return Version(one.version, one.cut, one.milliseconds / 1000, training)
+    return Version(one.version, one.cut, one.milliseconds / 1000, one.training or training)

@@ -208,9 +208,8 @@ class ReplicaTable:
         if not self.is_dynamic:
             self._require_rows(keys)
         if len(self.parts) == 1:
-            positions = self.parts[0].find(keys)
-            missing = positions < 0
-            if not missing.any():
+            positions = self.parts[0].find(self.parts[0].division.local(keys))
+            if not len(keys) or int(positions.numpy().min()) >= 0:
                 return self.parts[0].take(positions).to(self.dtype)
         found = torch.empty(len(keys), *self.row_shape, dtype=self.dtype)
         is_missing = torch.ones(len(keys), dtype=torch.bool)

@@ -296,11 +296,13 @@ class Published:
         version: Its number, which grows from one to the next in a folder.
         cut: The moment of the cluster, 16 random bytes.
         milliseconds: When it was taken, since 1970 by the clock of who saved it.
+        training: What was trained; b"" if the states of servers say it.
     """
 
     version: int
     cut: bytes
     milliseconds: int
+    training: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -571,7 +573,8 @@ def _published_to_json(one: Published | None) -> dict[str, Any]:
     if one is None:
         return {}
     facts = {"version": one.version, "cut": one.cut.hex(), "milliseconds": one.milliseconds}
-    return {"published": facts}
+    training = {"training": one.training.hex()} if one.training else {}
+    return {"published": facts | training}
 
 
 def _published_from_json(item: Mapping[str, Any] | None) -> Published | None:
@@ -580,7 +583,8 @@ def _published_from_json(item: Mapping[str, Any] | None) -> Published | None:
     numbers = item["version"], item["milliseconds"]
     if not all(map(is_count, numbers)) or not numbers[0]:
         raise ValueError(f"{item!r} is no version")
-    return Published(numbers[0], bytes.fromhex(item["cut"]), numbers[1])
+    texts = item["cut"], item.get("training", "")
+    return Published(numbers[0], bytes.fromhex(texts[0]), numbers[1], bytes.fromhex(texts[1]))
 
 
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:
