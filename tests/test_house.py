@@ -41,7 +41,7 @@ SOURCES = [
 
 LONGEST_FUNCTION = 50  # lines, without its docstring
 LONGEST_FILE = 600  # lines
-LONGEST_PICTURE = 1370  # words of docs/architecture.md, 250 of them the table of what parts cost
+LONGEST_PICTURE = 1400  # words of docs/architecture.md, 250 of them the table of what parts cost
 
 # A name says what a file is about; these say that nobody knew.
 SAYS_NOTHING = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,12 +30,16 @@ from stratagem_proto.errors import (
     UnimplementedError,
 )
 from stratagem_proto.rows import distinct
+from stratagem_reader.cluster_source import ClusterSource
 from stratagem_reader.reader import DEFAULT_LEASE, Follower
 from stratagem_reader.source import Source
 from stratagem_reader.store_source import StoreSource
 
 _Built = TypeVar("_Built")
 _Module = TypeVar("_Module", bound=nn.Module)
+
+# The addresses of one server's replicas; no folder that is meant is called so.
+_ADDRESS = re.compile(r"[^/\\s]+:\d{1,5}")
 
 # A parameter that takes more bytes gets no memory while its module is built: the reader has it.
 _MOST_BYTES_TWICE = 1 << 16
@@ -49,7 +54,9 @@ class Reader(Follower):
     so. It needs no strategy, no session of a server, and changes nothing.
 
     Args:
-        source: What to follow: a folder, or the URL of a store, that `strategy.save` writes to.
+        source: What to follow: the "host:port" of each server of a cluster, in a list, in the order
+            of their tasks; or a folder, or the URL of a store, that `strategy.save` writes to.
+        token: The secret of the cluster; None for that of the environment.
         timeout: How many seconds to wait for the first version; 0 to wait for none.
         lease: How many seconds a version is held at most by `pin` and by a forward.
         max_age: How many seconds ago a version may have been published that is still read; None
@@ -59,6 +66,8 @@ class Reader(Follower):
         NotFoundError: There is nothing to follow, and was not until the time was over.
         DeadlineExceededError: The first version did not come in time.
         PermissionDeniedError: The source may not be read, or has not signed what it has.
+        UnauthenticatedError: The servers are of a cluster with another token.
+        UnavailableError: A server could not be reached until the time was over.
         FailedPreconditionError: A later release wrote it.
         InvalidArgumentError: The source is none.
     """
@@ -67,13 +76,14 @@ class Reader(Follower):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Source,
+        source: str | os.PathLike[str] | Sequence[str] | Source,
         *,
+        token: str | None = None,
         timeout: float = 60.0,
         lease: float = DEFAULT_LEASE,
         max_age: float | None = None,
     ) -> None:
-        super().__init__(source_of(source), timeout=timeout, lease=lease, max_age=max_age)
+        super().__init__(source_of(source, token), timeout=timeout, lease=lease, max_age=max_age)
 
     def module(self, build: Callable[[], _Built], name: str | None = None) -> _Built:
         """Build modules that answer with what is here.
@@ -128,15 +138,22 @@ class Reader(Follower):
         return module
 
 
-def source_of(source: str | os.PathLike[str] | Source) -> Source:
-    """Return the source that a path, a URL or an address means."""
+def source_of(source: object, token: str | None) -> Source:
+    """Return the source that a path, a URL or addresses mean."""
     if isinstance(source, str | os.PathLike):
+        text = os.fspath(source)
+        if isinstance(text, str) and _ADDRESS.fullmatch(text) and not os.path.exists(text):
+            return ClusterSource([text], token)
         return StoreSource(source)
+    if isinstance(source, Sequence) and source and all(isinstance(one, str) for one in source):
+        return ClusterSource(source, token)
     if not callable(getattr(source, "chains", None)):
         raise InvalidTypeError(
-            f"source is {source!r:.80}; pass a folder or a URL that strategy.save() writes to"
+            f"source is {source!r:.80}; pass a folder or a URL that strategy.save() writes to, or "
+            "the 'host:port' of each server in a list"
         )
-    return source
+    found: Any = source
+    return cast("Source", found)
 
 
 class _FollowedModules:

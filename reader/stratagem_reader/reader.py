@@ -332,6 +332,8 @@ class Follower:
             self.replica.commit(prepared)
 
     def _note(self, error: StratagemError | None) -> None:
+        if self._closing.is_set():
+            return
         with self._changed:
             if error is not None and (self._error is None or str(self._error) != str(error)):
                 _LOG.warning("%r cannot be followed at present: %s", self.source.name, error)

@@ -90,7 +90,7 @@ class StoreSink:
                 )
             with suppress(NotFoundError):
                 steps = _steps(self._source.chains(version, present))
-        if steps and len(self._bases) + len(steps) <= self._whole_every:
+        if steps and len(self._bases) + len(steps) - 1 <= self._whole_every:
             return steps
         whole = _steps(self._source.chains(version, None))
         # A source that has checkpoints itself may have a whole one that is older.

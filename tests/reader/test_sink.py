@@ -39,7 +39,8 @@ def test_a_folder_of_versions_is_followed_as_what_it_was_written_from(tmp_path: 
                 assert len(mine.index.bases) == number + 1
                 for name, file in theirs.index.files.items():
                     assert mine.index.files[name] == file
-                    assert (mine.folder / name).read_bytes() == (theirs.folder / name).read_bytes()
+                    files = Path(str(mine.folder)) / name, Path(str(theirs.folder)) / name
+                    assert files[0].read_bytes() == files[1].read_bytes()
                 mine.verify()
             assert sink.write_next(0.0) == []
             strategy.save(source)
