@@ -36,6 +36,7 @@ FORMAT = 1
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["PublicationService"].full_name
 _CALL_SECONDS = 10.0
+_MOST_ATTEMPTS = 30
 
 # A server makes a whole part from values that it keeps for that, so that an increment is better
 # where it takes a little more.
@@ -149,11 +150,13 @@ class _Path(NamedTuple):
         return found[::-1]
 
 
-def _paths(
-    links: Sequence[pb.VersionLink], since: Version | None
-) -> dict[tuple[int, bytes], _Path]:
+_Moment = tuple[int, bytes]
+"""The number and the cut of a version."""
+
+
+def _paths(links: Sequence[pb.VersionLink], since: Version | None) -> dict[_Moment, _Path]:
     """Return what leads to each version with the fewest bytes, by its number and cut."""
-    found: dict[tuple[int, bytes], _Path] = {}
+    found: dict[_Moment, _Path] = {}
     if since is not None:
         found[since.number, since.cut] = _Path(0)
     for link in sorted(links, key=lambda each: (each.version, each.previous)):
@@ -206,6 +209,14 @@ class WirePart:
         if (sent.version, sent.previous, sent.cut) != (asked.version, asked.previous, asked.cut):
             raise NotFoundError(f"{self.server_label} has sent another version than {self.name}")
         return part
+
+    def require_begun(self) -> None:
+        """Begin the stream, if it has not begun.
+
+        Raises:
+            NotFoundError: The server does not have the part any more.
+        """
+        assert self._part
 
     @property
     def server_label(self) -> str:
@@ -366,26 +377,47 @@ class ClusterSource:
     def _complete(
         self, answers: Sequence[pb.ListVersionsResponse], after: Version | None
     ) -> Version | None:
-        number = after.number if after else 0
         reached = [_paths(one.links, after) for one in answers]
-        common = set.intersection(*(set(paths) for paths in reached))
-        found = max((one for one in common if one[0] > number), default=None)
-        if found is None:
-            return None
-        one = answers[0]
-        published = next(each.published_at for each in one.links if each.version == found[0])
-        age = max(0, one.now - published) / 1000
-        return Version(found[0], found[1], time.time() - age, one.training)
+        return _latest_common(reached, answers[0], after.number if after else 0)
 
-    def chains(self, version: Version, since: Version | None) -> Sequence[Chain]:
+    def chains(self, version: Version, since: Version | None) -> tuple[Version, Sequence[Chain]]:
         """As of `Source`."""
+        if since is None:
+            return self._from_nothing()
         chains: list[Chain] = []
         for server, listed in zip(self._servers, self._listed, strict=True):
             path = _paths(listed.links, since).get((version.number, version.cut))
             if path is None:
                 raise NotFoundError(f"{server.label} cannot send version {version.number} any more")
             chains.append([WirePart(server, link, version) for link in path.links()])
-        return chains
+        return version, chains
+
+    def _from_nothing(self) -> tuple[Version, Sequence[Chain]]:
+        """Return what leads to a version that all servers have, from a whole one of each.
+
+        Each keeps the values of its latest version only, and not all publish at one moment. So the
+        whole ones need not be of one version: increments lead from each of them to a common one.
+        """
+        wholes = [_begun(server) for server in self._servers]
+        after, give_up_at = 0, time.monotonic() + _CALL_SECONDS
+        while True:
+            left = max(0.0, give_up_at - time.monotonic())
+            answers = self._list_all(dict.fromkeys(range(len(wholes)), after), min(left, 1.0))
+            paths = [
+                _paths([link for link in answers[task].links if link.previous], part.version)
+                for task, part in enumerate(wholes)
+            ]
+            version = _latest_common(paths, answers[0], 0)
+            if version is not None:
+                break
+            if not left:
+                raise NotFoundError(f"the servers {self.name} have had no common version for now")
+            after = max(one.latest for one in answers.values())
+        chains: list[Chain] = []
+        for server, whole, found in zip(self._servers, wholes, paths, strict=True):
+            links = found[version.number, version.cut].links()
+            chains.append([whole, *(WirePart(server, link, version) for link in links)])
+        return version, chains
 
     def close(self) -> None:
         """As of `Source`."""
@@ -393,6 +425,44 @@ class ClusterSource:
             with suppress(ValueError):
                 server.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _latest_common(
+    reached: Sequence[Mapping[_Moment, _Path]], listed: pb.ListVersionsResponse, number: int
+) -> Version | None:
+    """Return the latest version that can be reached for all parts, if it is after a number."""
+    common = set.intersection(*(set(paths) for paths in reached))
+    found = max((one for one in common if one[0] > number), default=None)
+    if found is None:
+        return None
+    # That of a version without a link is not told, and it is none to wait for.
+    published = [one.published_at for one in listed.links if one.version == found[0]]
+    age = max(0, listed.now - published[0]) / 1000 if published else 0.0
+    return Version(found[0], found[1], time.time() - age, listed.training)
+
+
+def _begun(server: _Server) -> WirePart:
+    """Return a whole part whose stream has begun, so that the server keeps it until it has ended.
+
+    Raises:
+        NotFoundError: The server has none, or each was gone before it could be asked for.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        listed = server.list_versions(0, 0.0)
+        wholes = [link for link in listed.links if not link.previous]
+        if not wholes:
+            break
+        link = max(wholes, key=lambda each: each.version)
+        age = max(0, listed.now - link.published_at) / 1000
+        version = Version(link.version, link.cut, time.time() - age, listed.training)
+        part = WirePart(server, link, version)
+        with suppress(NotFoundError):
+            part.require_begun()
+            return part
+    raise NotFoundError(
+        f"{server.label} has no whole version to begin with; publish one, and not again before it "
+        "can be read"
+    )
 
 
 def _cut_of(listed: pb.ListVersionsResponse) -> bytes:

@@ -313,9 +313,8 @@ class Follower:
         if version is None or self._closing.is_set():
             return
         try:
-            prepared = self.replica.prepare(
-                version, self.source.chains(version, present), not present
-            )
+            reached, chains = self.source.chains(version, present)
+            prepared = self.replica.prepare(reached, chains, is_whole=present is None)
         except (NotFoundError, DataLossError) as error:
             if present is None:
                 raise
@@ -326,8 +325,8 @@ class Follower:
                 present.number,
                 error,
             )
-            chains = self.source.chains(version, None)
-            prepared = self.replica.prepare(version, chains, is_whole=True)
+            reached, chains = self.source.chains(version, None)
+            prepared = self.replica.prepare(reached, chains, is_whole=True)
         with self.pins.excluded():
             self.replica.commit(prepared)
 

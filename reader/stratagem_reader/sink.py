@@ -74,7 +74,7 @@ class StoreSink:
         try:
             return [self._write(parts) for parts in steps]
         except (NotFoundError, DataLossError):
-            whole = _steps(self._source.chains(version, None))
+            whole = _steps(self._source.chains(version, None)[1])
             if present is None or len(whole) > 1:
                 raise
             return [self._write(whole[0])]
@@ -89,10 +89,10 @@ class StoreSink:
                     f"{self._source.name!r}; write to another folder"
                 )
             with suppress(NotFoundError):
-                steps = _steps(self._source.chains(version, present))
+                steps = _steps(self._source.chains(version, present)[1])
         if steps and len(self._bases) + len(steps) - 1 <= self._whole_every:
             return steps
-        whole = _steps(self._source.chains(version, None))
+        whole = _steps(self._source.chains(version, None)[1])
         # A source that has checkpoints itself may have a whole one that is older.
         return whole if not steps or len(whole) == 1 else steps
 

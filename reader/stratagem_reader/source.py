@@ -113,12 +113,15 @@ class Source(Protocol):
         """
         ...
 
-    def chains(self, version: Version, since: Version | None) -> Sequence[Chain]:
-        """Return what leads to a version that `latest` has returned, for each part.
+    def chains(self, version: Version, since: Version | None) -> tuple[Version, Sequence[Chain]]:
+        """Return what leads to a version that `latest` has returned, or to a later one.
 
         Args:
             version: The version.
             since: The version that the caller has; None for none.
+
+        Returns:
+            The version that it leads to, and what leads there for each part.
 
         Raises:
             NotFoundError: The source cannot lead there from `since` any more.

@@ -114,7 +114,7 @@ class StoreSource:
                 "of one was set back; have each program save to a folder of its own"
             )
 
-    def chains(self, version: Version, since: Version | None) -> Sequence[Chain]:
+    def chains(self, version: Version, since: Version | None) -> tuple[Version, Sequence[Chain]]:
         """As of `Source`."""
         if self._found is None or self._found[0] != version:
             raise NotFoundError(f"version {version.number} is not in {self.name!r} any more")
@@ -129,7 +129,7 @@ class StoreSource:
         else:
             if since is not None and not _is_whole(chain[-1]):
                 raise NotFoundError(f"{self.name!r} does not lead on from version {since.number}")
-        return [chain[::-1]]
+        return version, [chain[::-1]]
 
     def close(self) -> None:
         """As of `Source`."""

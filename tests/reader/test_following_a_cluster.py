@@ -144,7 +144,7 @@ def test_bits_that_change_on_the_way_are_noticed() -> None:
         source = ClusterSource(cluster.servers, TOKEN)
         version = source.latest(None, 0.0)
         assert version is not None
-        [[part]] = source.chains(version, None)
+        _, [[part]] = source.chains(version, None)
         messages = [*part._messages]  # type: ignore[attr-defined]
         for number, message in enumerate(messages):
             if message.HasField("data"):

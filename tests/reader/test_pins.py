@@ -65,7 +65,7 @@ class Numbered:
             self._changed.wait_for(lambda: self._closed or self._latest != number, wait_seconds)
             return Version(self._latest, b"", time.time()) if self._latest > number else None
 
-    def chains(self, version: Version, since: Version | None) -> Sequence[Chain]:
+    def chains(self, version: Version, since: Version | None) -> tuple[Version, Sequence[Chain]]:
         value = float(version.number)
         every = torch.arange(ROWS) if since else None
         table = VariableSpec(name="table", table=TableSpec(dynamic=DynamicKeys()))
@@ -86,7 +86,7 @@ class Numbered:
             for one in values[1:]:
                 numbered += [torch.arange(ROWS), one]
             values = numbered
-        return [[WrittenPart(version, Part("part-0.safetensors", contents), values)]]
+        return version, [[WrittenPart(version, Part("part-0.safetensors", contents), values)]]
 
     def close(self) -> None:
         with self._changed:
