@@ -34,7 +34,7 @@ _PARTS_BY_FILE: Mapping[str, str] = {
     "google/": "encoding and decoding",
     "threading.py": "locks",
     "proto/": "encoding and decoding",
-    "rpc/": "encoding and decoding",
+    "rpc/": "requests",
     "client/stratagem/_ps_client/": "requests",
     "client/stratagem/_parameter_server/": "the strategy",
     "client/stratagem/_gradients.py": "the strategy",
