@@ -102,7 +102,7 @@ class _Server:
             proving = Proving(self._token, method)
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)
             answer = call(proving.request, timeout=_CALL_SECONDS)
-            proving.prove(proving.challenged(answer), asking)
+            proving.prove(proving.verify_challenge(answer), asking)
         return asking
 
     def _at_primary(self, method: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
