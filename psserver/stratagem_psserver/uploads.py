@@ -73,14 +73,18 @@ class RequestStream(Generic[Header]):
             self._first = None
         return tensors
 
+    @property
+    def is_one_message(self) -> bool:
+        """Whether the message that contained the header is known to be the only one."""
+        return self._first is not None and self._messages.is_over
+
     def sent_whole(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
-        """Return all tensors if the only message has them, each in one chunk, and is small.
+        """Return all tensors of the only message if that is small and has each in one chunk.
 
         Args:
             layout: The layout that says of which kinds they are; None is returned for any other.
         """
-        if self._first is None or not self._messages.is_over:
-            return None
+        assert self._first is not None, "the header was not read"
         tensors = decode_whole(self._first, layout)
         if tensors is None or len(tensors) != len(layout.kinds):
             return None

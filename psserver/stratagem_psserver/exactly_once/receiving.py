@@ -219,8 +219,8 @@ async def _tensors(
             tensors = chunks.in_segment(manifest.layout)
         if tensors is not None:
             return tensors, chunks.segment
-    if manifest.borrows and (tensors := chunks.sent_whole(manifest.layout)) is not None:
-        return tensors, None
+    if chunks.is_one_message and (tensors := chunks.sent_whole(manifest.layout)) is not None:
+        return tensors if manifest.borrows else _owned(tensors, upload), None
     specs, first = manifest.specs, await anext(chunks)
     if manifest.borrows and (tensors := whole_tensors(specs, first)) is not None:
         await _require_end(chunks)
@@ -231,6 +231,15 @@ async def _tensors(
     async for some in chunks:
         assembler.add(some)
     return assembler.finish(), None
+
+
+def _owned(tensors: list[torch.Tensor], upload: Upload) -> list[torch.Tensor]:
+    """Return copies in memory that may be kept for long, and be resized."""
+    with _allocating():
+        own = upload.tensors()
+        if own:
+            torch._foreach_copy_(own, tensors)
+        return list(own)
 
 
 async def _require_end(chunks: Chunks) -> None:
