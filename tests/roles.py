@@ -27,7 +27,7 @@ from stratagem_rpc.sockets.client import SocketLink, endpoints
 from stratagem_rpc.sockets.frames import FrameKind
 from tests.conftest import TOKEN
 
-BESIDES = {"WorkerService", "ReplicationService", "ServersService"}
+BESIDES = {"WorkerService", "ReplicationService", "ServersService", "LookupService"}
 """The services that a parameter server by itself does not have."""
 
 SHARED = "shared memory"

@@ -32,6 +32,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.rows import distinct
 from stratagem_reader.cluster_source import ClusterSource
 from stratagem_reader.reader import DEFAULT_LEASE, Follower
+from stratagem_reader.served import SERVE, ServedSource
 from stratagem_reader.source import Source
 from stratagem_reader.store_source import StoreSource
 
@@ -55,7 +56,8 @@ class Reader(Follower):
 
     Args:
         source: What to follow: the "host:port" of each server of a cluster, in a list, in the order
-            of their tasks; or a folder, or the URL of a store, that `strategy.save` writes to.
+            of their tasks; "serve://host:port", a reader server, where rows of tables are looked up
+            and never come here; or a folder, or the URL of a store, that `strategy.save` writes to.
         token: The secret of the cluster; None for that of the environment.
         timeout: How many seconds to wait for the first version; 0 to wait for none.
         lease: How many seconds a version is held at most by `pin` and by a forward.
@@ -142,6 +144,8 @@ def source_of(source: object, token: str | None) -> Source:
     """Return the source that a path, a URL or addresses mean."""
     if isinstance(source, str | os.PathLike):
         text = os.fspath(source)
+        if isinstance(text, str) and text.startswith(SERVE):
+            return ServedSource(text, token)
         if isinstance(text, str) and _ADDRESS.fullmatch(text) and not os.path.exists(text):
             return ClusterSource([text], token)
         return StoreSource(source)

@@ -6,6 +6,7 @@ What a subcommand needs is loaded by it, so that `--help` need not wait for PyTo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ _READERS = {
     "run": "stratagem_deploy.running.cli",
     "ps": "stratagem_psserver.cli",
     "worker": "stratagem_worker.cli",
+    "serve": "stratagem_reader.cli",
 }
 
 
@@ -128,6 +130,19 @@ def serve_variables(context: typer.Context) -> None:
 def serve_functions(context: typer.Context) -> None:
     with offering(_page_of):
         _reader("worker")(args=context.args, prog_name="stratagem worker")
+
+
+@app.command(
+    "serve",
+    context_settings=_THEIRS,
+    add_help_option=False,
+    help="Run one reader server, which answers lookups; see `stratagem serve --help`.",
+)
+def serve_versions(context: typer.Context) -> None:
+    # As of parameter servers: rows are copied by threads that wait for each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with offering(_page_of):
+        _reader("serve")(args=context.args, prog_name="stratagem serve")
 
 
 def _page_of(server: ShownServer) -> Page:

@@ -52,10 +52,14 @@ class _Server:
         label: What messages call it.
         addresses: Their "host:port".
         token: The secret of the cluster, or "".
+        without_rows: Whether tables come without their rows, which are looked up there.
     """
 
-    def __init__(self, label: str, addresses: Sequence[str], token: str) -> None:
+    def __init__(
+        self, label: str, addresses: Sequence[str], token: str, without_rows: bool = False
+    ) -> None:
         self.label, self._token, self._deadlines = label, token, Deadlines()
+        self._without_rows = without_rows
         self._channels = [LastingChannel(address, ANY_SERVER) for address in addresses]
         self._present = 0
 
@@ -85,6 +89,7 @@ class _Server:
                 version=link.version,
                 previous=link.previous,
                 cut=link.cut,
+                without_rows=self._without_rows,
             )
             call: grpc.UnaryStreamMultiCallable[bytes, bytes]
             call = channel.unary_stream(f"/{_SERVICE}/ReadVersion")
@@ -305,19 +310,28 @@ class ClusterSource:
         addresses: The "host:port" of each server, in the order of their tasks; those of replicas of
             a task with commas between them.
         token: The secret of the cluster; None for that of the environment.
+        without_rows: Whether tables come without their rows, which only a server can that follows
+            others.
 
     Raises:
         InvalidArgumentError: There are no addresses.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str | None = None) -> None:
+    def __init__(
+        self, addresses: Sequence[str], token: str | None = None, without_rows: bool = False
+    ) -> None:
         if isinstance(addresses, str) or not addresses:
             raise InvalidArgumentError(
                 f"addresses are {addresses!r}; pass the 'host:port' of each server in a list"
             )
         secret = TOKEN_FILE.from_environment() if token is None else token
         self._servers = [
-            _Server(f"server {task} at {each}", replica_addresses(f"task {task}", each), secret)
+            _Server(
+                f"server {task} at {each}",
+                replica_addresses(f"task {task}", each),
+                secret,
+                without_rows,
+            )
             for task, each in enumerate(addresses)
         ]
         self._listed: list[pb.ListVersionsResponse] = []

@@ -28,6 +28,8 @@ class Pin:
     def __init__(self, version: int, lease: float) -> None:
         self.version, self.lease = version, lease
         self.ends = time.monotonic() + lease
+        # Called once it is left.
+        self.left: Callable[[], None] | None = None
 
     @property
     def has_expired(self) -> bool:
@@ -60,6 +62,8 @@ class Pins:
         self._changed = threading.Condition()
         self._live: set[Pin] = set()
         self._closed = False
+        # Since when a later version has waited.
+        self._excluding_since: float | None = None
 
     def current(self) -> Pin | None:
         """Return the pin that the caller is in; None outside of any."""
@@ -79,8 +83,7 @@ class Pins:
         is_outer = pin is None
         if pin is None:
             with self._changed:
-                if not self._changed.wait_for(lambda: not self._closed, 60.0):
-                    raise DeadlineExceededError("a later version was not in place after 60 s")
+                self._await_open()
                 pin = Pin(present(), lease)
                 self._live.add(pin)
         _entered.set((*_entered.get(), _Entered(self, pin, is_outer)))
@@ -94,12 +97,59 @@ class Pins:
             with self._changed:
                 self._live.discard(entered.pin)
                 self._changed.notify_all()
+            if entered.pin.left is not None:
+                entered.pin.left()
         return entered.pin
+
+    def hold(
+        self, present: Callable[[], int], lease: float, even_if_closed: bool = False
+    ) -> Pin | None:
+        """Pin the present version for whoever calls `release`; None while another one waits.
+
+        It waits for nothing, and makes no caller's context one of a pin.
+
+        Args:
+            present: As of `enter`.
+            lease: As of `enter`.
+            even_if_closed: Whether the caller holds it already by another pin.
+        """
+        with self._changed:
+            if self._closed and not even_if_closed:
+                return None
+            pin = Pin(present(), lease)
+            self._live.add(pin)
+            return pin
+
+    def await_hold(self, present: Callable[[], int], lease: float) -> Pin:
+        """As `hold`, once it can be."""
+        with self._changed:
+            self._await_open()
+            pin = Pin(present(), lease)
+            self._live.add(pin)
+            return pin
+
+    def release(self, pin: Pin) -> None:
+        """End a pin of `hold`; a repetition does nothing."""
+        with self._changed:
+            self._live.discard(pin)
+            if self._excluding_since is not None:
+                self._changed.notify_all()
+
+    @property
+    def is_awaited_for(self) -> float:
+        """For how many seconds a later version has waited for pins; 0 if none does."""
+        since = self._excluding_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _await_open(self) -> None:
+        if not self._changed.wait_for(lambda: not self._closed, 60.0):
+            raise DeadlineExceededError("a later version was not in place after 60 s")
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
         """Wait until no pin holds any more, and let none begin until the context ends."""
         with self._changed:
+            self._excluding_since = time.monotonic()
             while True:
                 self._closed = True
                 if self._wait_for_pins(_CLOSED_SECONDS):
@@ -111,7 +161,7 @@ class Pins:
             yield
         finally:
             with self._changed:
-                self._closed = False
+                self._closed, self._excluding_since = False, None
                 self._changed.notify_all()
 
     def _wait_for_pins(self, seconds: float) -> bool:

@@ -18,14 +18,15 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     NotFoundError,
-    RowIndexError,
     StaleVersionError,
     StoreError,
     StratagemError,
     UnavailableError,
+    UnimplementedError,
 )
 from stratagem_reader.pins import Pin, Pins
-from stratagem_reader.replica import Replica
+from stratagem_reader.replica import Prepared, Replica
+from stratagem_reader.served import ServedRows
 from stratagem_reader.source import Source
 
 _LOG = logging.getLogger("stratagem")
@@ -35,6 +36,9 @@ _WAIT_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _CLOSING_SECONDS = 10.0
+
+# A pin begins with the version that a reader server keeps; how often that is tried.
+_AGREEMENTS = 5
 
 DEFAULT_LEASE = 10.0
 
@@ -75,6 +79,8 @@ class Follower:
             )
         self.source, self.replica, self.pins = source, Replica(), Pins()
         self._lease, self._max_age = lease, max_age
+        # Looks rows up elsewhere, where they are not here.
+        self._rows: ServedRows | None = getattr(source, "rows", None)
         self._changed = threading.Condition()
         self._error: StratagemError | None = None
         self._closing = threading.Event()
@@ -189,7 +195,9 @@ class Follower:
         """Begin what `pin` does; end it by `pins.leave()`."""
         if lease is not None and lease <= 0:
             raise InvalidArgumentError(f"lease is {lease}; it has to be above 0")
-        pin = self.pins.enter(lambda: self.replica.number, lease or self._lease)
+        pin = self._held_elsewhere(lease or self._lease) if self._rows else None
+        if pin is None:
+            pin = self.pins.enter(lambda: self.replica.number, lease or self._lease)
         try:
             self._require_readable()
             pin.require_valid()
@@ -197,6 +205,25 @@ class Follower:
             self.pins.leave()
             raise
         return pin
+
+    def _held_elsewhere(self, lease: float) -> Pin | None:
+        """Begin a pin of the version that a reader server keeps for it; None within another one."""
+        assert self._rows is not None
+        if self.pins.current() is not None:
+            return None
+        self._require_readable()
+        for _ in range(_AGREEMENTS):
+            version = self._rows.agree(self.replica.number, lease, self.wait_for)
+            pin = self.pins.enter(lambda: self.replica.number, lease)
+            if pin.version == version:
+                pin.left = self._rows.release
+                return pin
+            self.pins.leave()
+            self._rows.release()
+        raise UnavailableError(
+            f"{self.source.name!r} came to later versions faster than this reader; pin again, or "
+            "publish less often"
+        )
 
     def _require_readable(self) -> None:
         why = f" ({self._error})" if self._error else ""
@@ -238,13 +265,12 @@ class Follower:
         if not isinstance(keys, torch.Tensor) or keys.is_floating_point() or keys.is_complex():
             raise InvalidTypeError(f"keys are {keys!r:.80}; pass a tensor of integers")
         each = keys.detach().reshape(-1).to("cpu", torch.int64)
-        pin = self._enter()
+        outer = self.pins.current()
+        pin = self.pins.enter(lambda: self.replica.number, self._lease)
         try:
-            dense = self.replica.dense.get(table)
-            if dense is None or not dense.value.dim():
-                rows = self.replica.table(table).look_up(each, default)
-            else:
-                rows = _dense_rows(table, dense.value, each)
+            self._require_readable()
+            pin.require_valid()
+            rows = self._found(table, each, default, outer)
         except (IndexError, RuntimeError, ValueError):
             # Of a version that was replaced meanwhile, nothing can be trusted.
             pin.require_valid()
@@ -253,6 +279,21 @@ class Follower:
             self.pins.leave()
         pin.require_valid()
         return rows.view(*keys.shape, *rows.shape[1:]).to(keys.device)
+
+    def _found(
+        self,
+        table: str,
+        keys: torch.Tensor,
+        default: torch.Tensor | float | None,
+        outer: Pin | None,
+    ) -> torch.Tensor:
+        remote = self.replica.tables.get(table) if self._rows is not None else None
+        if self._rows is None or remote is None:
+            return self.replica.rows(table, keys, default)
+        version, lease = None, 0.0
+        if outer is not None:
+            version, lease = outer.version, max(0.0, outer.ends - time.monotonic())
+        return self._rows.look_up(remote, keys, default, version, lease)
 
     def value(self, name: str) -> torch.Tensor:
         """Return a copy of a variable that is no table.
@@ -263,8 +304,10 @@ class Follower:
             VersionExpiredError: The pin that the caller is in has expired.
             StaleVersionError: The version is older than `max_age` allows.
         """
-        pin = self._enter()
+        pin = self.pins.enter(lambda: self.replica.number, self._lease)
         try:
+            self._require_readable()
+            pin.require_valid()
             value = self.replica.value(name).clone()
         finally:
             self.pins.leave()
@@ -279,6 +322,11 @@ class Follower:
         Returns:
             An int64 vector, in no particular order.
         """
+        if self._rows is not None:
+            raise UnimplementedError(
+                f"{self.source.name!r} is asked for rows by their keys, which are not here; follow "
+                "what it follows to have them all"
+            )
         pin = self._enter()
         try:
             keys = self.replica.table(table).keys()
@@ -295,6 +343,8 @@ class Follower:
             try:
                 self._take_next()
             except StratagemError as error:
+                if self._closing.is_set():
+                    return
                 self._note(error)
                 self._closing.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -329,6 +379,10 @@ class Follower:
             prepared = self.replica.prepare(reached, chains, is_whole=True)
         with self.pins.excluded():
             self.replica.commit(prepared)
+        self._taken(prepared)
+
+    def _taken(self, prepared: Prepared) -> None:
+        """Called after a version was put in place, by the thread that follows."""
 
     def _note(self, error: StratagemError | None) -> None:
         if self._closing.is_set():
@@ -356,9 +410,3 @@ class Follower:
 def _may_pass(error: StratagemError) -> bool:
     """Return whether what the source says may change while a reader waits."""
     return isinstance(error, NotFoundError | UnavailableError | DataLossError | StoreError)
-
-
-def _dense_rows(name: str, value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(value)):
-        raise RowIndexError(f"{name!r} has rows 0 to {len(value) - 1}", variable=name)
-    return value.index_select(0, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from stratagem_proto.errors import (
     DataLossError,
     DifferentTrainingError,
     InvalidArgumentError,
+    RowIndexError,
     VariableNotFoundError,
 )
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -114,6 +116,41 @@ def _forms(entries: Mapping[str, TensorEntry]) -> dict[str, object]:
     }
 
 
+class RowForm(NamedTuple):
+    """What a row of a variable is like.
+
+    Attributes:
+        name: The variable.
+        dtype: The dtype of its elements.
+        shape: The shape of a row.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * self.shape.numel()
+
+    def default(self, data: bytes) -> torch.Tensor | None:
+        """Return what bytes say that missing rows get: one element, or a row; None if none.
+
+        Raises:
+            InvalidArgumentError: They are neither.
+        """
+        if not data:
+            return None
+        if len(data) not in (self.dtype.itemsize, self.nbytes):
+            raise InvalidArgumentError(
+                f"{len(data)} bytes are neither an element nor a row of {self.name!r}, which have "
+                f"{self.dtype.itemsize} and {self.nbytes}",
+                variable=self.name,
+            )
+        value = torch.frombuffer(bytearray(data), dtype=self.dtype)
+        return value.reshape(self.shape if len(data) == self.nbytes else ())
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A version that was read and checked, and only has to be put in place.
@@ -122,11 +159,15 @@ class Prepared:
         version: The version.
         layout: What it consists of.
         commits: What there is to do.
+        changes: What differs from the version before, by tensor; of a whole version, all.
+        is_whole: Whether it is a whole version.
     """
 
     version: Version
     layout: Layout
     commits: Sequence[Commit]
+    changes: Mapping[str, Change]
+    is_whole: bool
 
 
 class Replica:
@@ -165,6 +206,22 @@ class Replica:
         """The tables, of which the rows that were written are here."""
         return self._layout.tables
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values, without what finds them."""
+        dense = sum(each.value.nbytes for each in self._layout.dense.values())
+        return dense + sum(each.nbytes for each in self._layout.tables.values())
+
+    def tensors_by_name(self) -> dict[str, torch.Tensor]:
+        """Return all tensors of servers' parts; not copies."""
+        layout, found = self._layout, dict[str, torch.Tensor]()
+        for dense in layout.dense.values():
+            found |= dense.pieces
+        for table in layout.tables.values():
+            for part in table.parts:
+                found |= {part.name: part.rows, part.name + KEYS: part.keys}
+        return found
+
     def specs(self) -> list[VariableSpec]:
         """Return what servers know of the variables, and of their shards."""
         entries = self._layout.entries
@@ -202,6 +259,36 @@ class Replica:
             f"{name!r} is a table, whose rows are read by lookup()", variable=name
         )
 
+    def rows(
+        self, name: str, keys: torch.Tensor, default: torch.Tensor | float | None
+    ) -> torch.Tensor:
+        """Return rows of a table, or of another variable with rows, in a tensor of their own.
+
+        Args:
+            name: The variable.
+            keys: An int64 vector of keys, or of numbers of rows.
+            default: What keys without a stored row get; None for what training would begin with.
+
+        Raises:
+            VariableNotFoundError: There is no such variable.
+            RowIndexError: There is no such row.
+        """
+        dense = self._layout.dense.get(name)
+        if dense is None or not dense.value.dim():
+            return self.table(name).look_up(keys, default)
+        count = len(dense.value)
+        if len(keys) and (int(keys.min()) < 0 or int(keys.max()) >= count):
+            raise RowIndexError(f"{name!r} has rows 0 to {count - 1}", variable=name)
+        return dense.value.index_select(0, keys)
+
+    def row_form(self, name: str) -> RowForm:
+        """Return what a row of a variable is like; it raises like `rows`."""
+        dense = self._layout.dense.get(name)
+        if dense is None or not dense.value.dim():
+            table = self.table(name)
+            return RowForm(name, table.dtype, torch.Size(table.row_shape))
+        return RowForm(name, dense.value.dtype, dense.value.shape[1:])
+
     def _require_known(self, name: str) -> None:
         names = self.names()
         if name not in names:
@@ -238,7 +325,8 @@ class Replica:
                 changes[name], files[name] = change, chain[-1].name
         entries = {name: replace(one.entry, changed=None) for name, one in changes.items()}
         layout = self._layout.following(entries, is_whole)
-        return Prepared(version, layout, [*self._commits(layout, changes, files)])
+        commits = [*self._commits(layout, changes, files)]
+        return Prepared(version, layout, commits, changes, is_whole)
 
     def _commits(
         self, layout: Layout, changes: Mapping[str, Change], files: Mapping[str, str]

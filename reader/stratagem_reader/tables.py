@@ -191,6 +191,11 @@ class ReplicaTable:
         """The number of stored rows."""
         return sum(part.count for part in self.parts)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the stored rows and their keys."""
+        return sum(part.rows.nbytes + part.keys.nbytes for part in self.parts)
+
     def keys(self) -> torch.Tensor:
         """Return the keys of all stored rows."""
         return torch.cat([part.division.whole(part.keys) for part in self.parts])

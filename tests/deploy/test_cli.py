@@ -73,13 +73,14 @@ def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
     assert "--workers" in finished.output
 
 
-@a_few("kind", ["ps", "worker"], "workers are started and drained as servers are")
+@a_few("kind", ["ps", "worker", "serve"], "workers are started and drained as servers are")
 def test_a_server_is_started_found_healthy_and_drained(kind: str, tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text("the cluster's secret")
     files = ("--ready-file", str(ready), "--token-file", str(token))
     metrics = ("--metrics-bind", "127.0.0.1:0")
-    command = ("-m", "stratagem_deploy.cli", kind, *files, *metrics)
+    source = ("--from", str(tmp_path)) if kind == "serve" else ()
+    command = ("-m", "stratagem_deploy.cli", kind, *source, *files, *metrics)
     with python(*command, output=subprocess.DEVNULL) as server:
         eventually(ready.exists)
         facts = json.loads(ready.read_text())

@@ -16,12 +16,14 @@ from stratagem_proto.configuration.commands import default_of
 from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.cli import ServerOptions, app
+from stratagem_reader.cli import ReaderServerOptions
 from stratagem_worker.cli import WorkerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploying.md"
 MODELS: tuple[type[ProcessSettings], ...] = (
     ServerOptions,
     WorkerOptions,
+    ReaderServerOptions,
     RunOptions,
 )
 

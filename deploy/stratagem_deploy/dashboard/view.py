@@ -210,6 +210,11 @@ def _servers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
         elif answer.status.HasField("worker_server"):
             work = answer.status.worker_server
             yield Node(answer.label, _WORKER, [f"{work.running} running, {work.queued} queued"])
+        elif answer.status.HasField("reader_server"):
+            reader = answer.status.reader_server
+            state = "lost its source" if reader.source_problem else ""
+            age = span(reader.age_seconds) if reader.version else "none yet"
+            yield Node(answer.label, _SERVER, [f"version {reader.version}", age], state)
         else:
             rates = Rates(answer, earlier)
             moved = _flow(rates.received, rates.sent)

@@ -29,6 +29,7 @@ from stratagem_proto.v1.replication_pb2 import (
 from stratagem_proto.v1.session_pb2 import Role
 from stratagem_proto.v1.status_pb2 import (
     ParameterServerStatus,
+    ReaderServerStatus,
     SessionStatus,
     WorkerServerStatus,
 )
@@ -144,11 +145,12 @@ def server_rows(answers: Iterable[ServerAnswer]) -> Iterator[ServerRow]:
             if answer.is_missed:
                 yield ServerRow(answer.label, address, problem=answer.problem)
             continue
-        holds, doing = (
-            _of_parameter_server(status.parameter_server)
-            if status.HasField("parameter_server")
-            else _of_worker_server(status.worker_server)
-        )
+        if status.HasField("parameter_server"):
+            holds, doing = _of_parameter_server(status.parameter_server)
+        elif status.HasField("reader_server"):
+            holds, doing = of_reader_server(status.reader_server)
+        else:
+            holds, doing = _of_worker_server(status.worker_server)
         up, clients = span(status.uptime_seconds), str(len(status.sessions))
         yield ServerRow(answer.label, address, up, clients, holds, doing)
 
@@ -188,6 +190,21 @@ def _of_worker_server(server: WorkerServerStatus) -> tuple[str, str]:
     work = f"{server.running} running, {server.queued} queued, {ended} done"
     holds = f"{server.staying_results} results, {amount(server.staying_result_bytes)}"
     return holds, work + (f", {failed} of them failed" if failed else "")
+
+
+def of_reader_server(server: ReaderServerStatus) -> tuple[str, str]:
+    """Return what it holds and what it does, in words."""
+    rows = f", {server.table_rows} rows of tables" if server.table_rows else ""
+    holds = f"{server.variables} variables, {amount(server.bytes)}{rows}"
+    if not server.HasField("age_seconds"):
+        words = [f"no version of {server.source} yet"]
+    else:
+        words = [f"version {server.version}, {span(server.age_seconds)} old"]
+    if server.HasField("max_age_seconds") and server.age_seconds > server.max_age_seconds:
+        words.append(f"answers none older than {span(server.max_age_seconds)}")
+    if server.source_problem:
+        words.append(f"its source is lost: {server.source_problem}")
+    return holds, ", ".join([*words, f"{server.looked_up_rows} rows answered"])
 
 
 def client_rows(answers: Iterable[ServerAnswer]) -> Iterator[ClientRow]:

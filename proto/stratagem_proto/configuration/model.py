@@ -27,8 +27,8 @@ else:
 
 
 # The commands that read a file.
-_KINDS = ("ps", "run", "worker")
-_TABLES = "[ps], [run] or [worker], by the command that is to read it"
+_KINDS = ("ps", "run", "serve", "worker")
+_TABLES = "[ps], [run], [serve] or [worker], by the command that is to read it"
 
 
 class Source(PydanticBaseSettingsSource):

@@ -79,16 +79,18 @@ class ListVersionsResponse(_message.Message):
     def __init__(self, training: _Optional[bytes] = ..., servers: _Optional[int] = ..., task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., latest: _Optional[int] = ..., links: _Optional[_Iterable[_Union[VersionLink, _Mapping]]] = ..., now: _Optional[int] = ...) -> None: ...
 
 class ReadVersionRequest(_message.Message):
-    __slots__ = ("asking", "version", "previous", "cut")
+    __slots__ = ("asking", "version", "previous", "cut", "without_rows")
     ASKING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     asking: _session_pb2.OpenSessionRequest
     version: int
     previous: int
     cut: bytes
-    def __init__(self, asking: _Optional[_Union[_session_pb2.OpenSessionRequest, _Mapping]] = ..., version: _Optional[int] = ..., previous: _Optional[int] = ..., cut: _Optional[bytes] = ...) -> None: ...
+    without_rows: bool
+    def __init__(self, asking: _Optional[_Union[_session_pb2.OpenSessionRequest, _Mapping]] = ..., version: _Optional[int] = ..., previous: _Optional[int] = ..., cut: _Optional[bytes] = ..., without_rows: bool = ...) -> None: ...
 
 class ReadVersionResponse(_message.Message):
     __slots__ = ("part", "data", "end")

@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, asking: _Optional[_Union[_session_pb2.OpenSessionRequest, _Mapping]] = ..., with_variables: bool = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("task", "incarnation", "protocol_version", "pid", "uptime_seconds", "sessions", "methods", "unix_seconds", "versions", "lost", "insecure", "parameter_server", "worker_server")
+    __slots__ = ("task", "incarnation", "protocol_version", "pid", "uptime_seconds", "sessions", "methods", "unix_seconds", "versions", "lost", "insecure", "parameter_server", "worker_server", "reader_server")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class GetStatusResponse(_message.Message):
     INSECURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SERVER_FIELD_NUMBER: _ClassVar[int]
     WORKER_SERVER_FIELD_NUMBER: _ClassVar[int]
+    READER_SERVER_FIELD_NUMBER: _ClassVar[int]
     task: _session_pb2.Task
     incarnation: bytes
     protocol_version: int
@@ -55,7 +56,8 @@ class GetStatusResponse(_message.Message):
     insecure: bool
     parameter_server: ParameterServerStatus
     worker_server: WorkerServerStatus
-    def __init__(self, task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., incarnation: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., versions: _Optional[_Mapping[str, str]] = ..., lost: _Optional[_Iterable[_Union[LostClient, _Mapping]]] = ..., insecure: bool = ..., parameter_server: _Optional[_Union[ParameterServerStatus, _Mapping]] = ..., worker_server: _Optional[_Union[WorkerServerStatus, _Mapping]] = ...) -> None: ...
+    reader_server: ReaderServerStatus
+    def __init__(self, task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., incarnation: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., versions: _Optional[_Mapping[str, str]] = ..., lost: _Optional[_Iterable[_Union[LostClient, _Mapping]]] = ..., insecure: bool = ..., parameter_server: _Optional[_Union[ParameterServerStatus, _Mapping]] = ..., worker_server: _Optional[_Union[WorkerServerStatus, _Mapping]] = ..., reader_server: _Optional[_Union[ReaderServerStatus, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("role", "task", "silent_seconds", "idle_seconds", "doing", "awaited", "released_seconds", "waits", "pace", "digest", "received_bytes", "sent_bytes", "scalars")
@@ -292,3 +294,31 @@ class RunningFunction(_message.Message):
     seconds: float
     doing: str
     def __init__(self, number: _Optional[int] = ..., seconds: _Optional[float] = ..., doing: _Optional[str] = ...) -> None: ...
+
+class ReaderServerStatus(_message.Message):
+    __slots__ = ("source", "version", "age_seconds", "max_age_seconds", "source_problem", "variables", "table_rows", "bytes", "looked_up_rows", "versions", "wholes", "publication")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_UP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    WHOLES_FIELD_NUMBER: _ClassVar[int]
+    PUBLICATION_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    version: int
+    age_seconds: float
+    max_age_seconds: float
+    source_problem: str
+    variables: int
+    table_rows: int
+    bytes: int
+    looked_up_rows: int
+    versions: int
+    wholes: int
+    publication: PublicationStatus
+    def __init__(self, source: _Optional[str] = ..., version: _Optional[int] = ..., age_seconds: _Optional[float] = ..., max_age_seconds: _Optional[float] = ..., source_problem: _Optional[str] = ..., variables: _Optional[int] = ..., table_rows: _Optional[int] = ..., bytes: _Optional[int] = ..., looked_up_rows: _Optional[int] = ..., versions: _Optional[int] = ..., wholes: _Optional[int] = ..., publication: _Optional[_Union[PublicationStatus, _Mapping]] = ...) -> None: ...

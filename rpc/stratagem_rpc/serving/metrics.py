@@ -28,6 +28,7 @@ from stratagem_proto.v1.status_pb2 import (
     CheckpointStatus,
     GetStatusResponse,
     Histogram,
+    ReaderServerStatus,
     WorkerServerStatus,
 )
 from stratagem_proto.v1.status_pb2 import ParameterServerStatus as Status
@@ -266,6 +267,35 @@ def of_worker_server(status: WorkerServerStatus, families: Families) -> Iterator
     yield families.number("gpus", "GPUs that functions can use.", status.gpus)
 
 
+def of_reader_server(status: ReaderServerStatus, families: Families) -> Iterator[Metric]:
+    """Yield the families that only a server has which answers from what is published."""
+    known = status if status.HasField("age_seconds") else None
+    yield families.number(
+        "version",
+        "The version that is answered of; absent before the first.",
+        known.version if known else None,
+    )
+    yield families.number(
+        "version_age_seconds",
+        "Time since that was published.",
+        known.age_seconds if known else None,
+    )
+    yield families.number(
+        "source_lost",
+        "Whether what it follows cannot be followed at present: 0 or 1.",
+        float(bool(status.source_problem)),
+    )
+    yield families.counter("versions", "Versions that were come to.", [((), status.versions)])
+    yield families.counter(
+        "whole_versions", "Versions of these that were read whole.", [((), status.wholes)]
+    )
+    yield families.counter(
+        "looked_up_rows", "Rows that were answered with.", [((), status.looked_up_rows)]
+    )
+    yield families.number("replica_rows", "Rows of tables that are here.", status.table_rows)
+    yield families.number("replica_bytes", "Bytes of all values here.", status.bytes)
+
+
 _METHOD = ("method",)
 
 
@@ -431,5 +461,7 @@ def families_of(status: GetStatusResponse) -> Iterator[Metric]:
     yield from of_any_server(status, families)
     if status.HasField("parameter_server"):
         yield from of_parameter_server(status.parameter_server, families)
+    elif status.HasField("reader_server"):
+        yield from of_reader_server(status.reader_server, families)
     else:
         yield from of_worker_server(status.worker_server, families)

@@ -15,6 +15,7 @@ from stratagem_proto.errors import InvalidArgumentError, PermissionDeniedError
 from stratagem_proto.protocol import MAX_NAME_LENGTH, name_of_whole
 from stratagem_proto.v1 import (
     checkpoint_pb2,
+    lookup_pb2,
     parameter_server_service_pb2,
     publication_pb2,
     servers_pb2,
@@ -245,6 +246,7 @@ _SERVICES = (
     parameter_server_service_pb2.DESCRIPTOR.services_by_name["ParameterServerService"],
     checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"],
     publication_pb2.DESCRIPTOR.services_by_name["PublicationService"],
+    lookup_pb2.DESCRIPTOR.services_by_name["LookupService"],
     servers_pb2.DESCRIPTOR.services_by_name["ServersService"],
 )
 

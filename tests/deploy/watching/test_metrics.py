@@ -21,6 +21,8 @@ from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, ParameterServerStatus
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_reader.server import ReaderServer, ReaderServerSettings
+from stratagem_reader.store_source import StoreSource
 from stratagem_rpc.serving.metrics import families_of
 from stratagem_rpc.serving.server import RpcServer
 from stratagem_worker.server import WorkerServer
@@ -34,20 +36,24 @@ ANYWHERE = "127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[ParameterServer, WorkerServer]]:
-    """A parameter server that has stepped a variable, and an idle worker server."""
+def servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ParameterServer, WorkerServer, ReaderServer]]:
+    """A parameter server that has stepped a variable, and a worker and a reader server, idle."""
     ps_settings = ServerSettings(token=TOKEN, metrics_bind=ANYWHERE)
     worker_settings = WorkerSettings(token=TOKEN, metrics_bind=ANYWHERE)
+    reader_settings = ReaderServerSettings(token=TOKEN, metrics_bind=ANYWHERE)
     with (
         ParameterServer(ps_settings) as server,
         WorkerServer(worker_settings) as worker,
+        ReaderServer(reader_settings, StoreSource(tmp_path_factory.mktemp("none"))) as reader,
         RawClient(server.address, TOKEN) as client,
     ):
         client.open()
         client.create(weight=torch.ones(2, 3))
         client.update(sgd(), {"weight": torch.ones(2, 3)})
         client.read("weight")
-        yield server, worker
+        yield server, worker, reader
 
 
 def scraped(server: RpcServer) -> dict[str, Metric]:
@@ -77,7 +83,7 @@ def names(families: dict[str, Metric]) -> set[str]:
 
 
 def test_a_scrape_has_the_figures_of_pushes_and_pulls(
-    servers: tuple[ParameterServer, WorkerServer],
+    servers: tuple[ParameterServer, WorkerServer, ReaderServer],
 ) -> None:
     found = scraped(servers[0])
     push, pull = {"method": "Update"}, {"method": "Read"}
@@ -123,7 +129,7 @@ def test_staleness_is_a_histogram_of_each_worker() -> None:
 
 
 def test_servers_of_one_process_keep_their_figures_apart(
-    servers: tuple[ParameterServer, WorkerServer],
+    servers: tuple[ParameterServer, WorkerServer, ReaderServer],
 ) -> None:
     found = scraped(servers[1])
     assert value(found, "stratagem_closures_queued", server="worker:0") == 0
@@ -145,19 +151,19 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_the_page_explains_each_figure(
-    servers: tuple[ParameterServer, WorkerServer],
+    servers: tuple[ParameterServer, WorkerServer, ReaderServer],
 ) -> None:
     page = (ROOT / "docs" / "observing.md").read_text()
     explained = set(re.findall(r"^\| `(stratagem_\w+)", page, re.MULTILINE))
-    assert explained == names(scraped(servers[0])) | names(scraped(servers[1]))
+    assert explained == set().union(*(names(scraped(server)) for server in servers))
 
 
 @pytest.mark.parametrize("file", ["dashboard.json", "alerts.yml"])
 def test_what_is_asked_of_prometheus_is_what_servers_tell(
-    file: str, servers: tuple[ParameterServer, WorkerServer]
+    file: str, servers: tuple[ParameterServer, WorkerServer, ReaderServer]
 ) -> None:
     asked = set(re.findall(r"stratagem_\w+", (OBSERVABILITY / file).read_text()))
-    known = names(scraped(servers[0])) | names(scraped(servers[1]))
+    known = set().union(*(names(scraped(server)) for server in servers))
     series = known | {f"{name}_{end}" for name in known for end in ("bucket", "sum")}
     assert asked
     assert asked - series == set()
