@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from stratagem import ParameterServerStrategy
+from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace
+from stratagem_deploy.watching.rows import server_rows
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -19,7 +21,11 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_OBSERVER
 from stratagem_psserver.server import ParameterServer
+from stratagem_rpc.serving.policy import parse_policy
 from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
+from tests.deploy.watching.test_metrics import scraped, value
+from tests.psserver.wire import RawClient, status_of
 from tests.versions.follower import Follower
 from tests.versions.training import Training, cluster, followers, require_equal, started
 from tests.waiting import eventually
@@ -271,3 +277,44 @@ def test_increments_beyond_the_budget_are_not_kept() -> None:
             report = server._state.publication.report()
             assert report is not None and report.version == last and report.kept.limit == 3000
         require_equal(servers, following)
+
+
+def test_status_and_figures_say_which_version_there_is() -> None:
+    with cluster(metrics_bind="127.0.0.1:0") as (servers, found), found.strategy() as strategy:
+        assert not scraped(servers[0])["stratagem_published_version"].samples
+        Training(strategy).step()
+        last = strategy.publish()
+        Follower(servers[0].address).follow(10.0)
+        with RawClient(servers[0].address, TOKEN) as client:
+            status = status_of(client)
+        assert status.parameter_server.publication.version == last
+        assert status.parameter_server.publication.age_seconds < 60.0
+        (row,) = server_rows([ServerAnswer(ServerPlace(servers[0].address), status)])
+        assert f"version {last}, " in row.doing and row.doing.endswith(" old")
+        assert value(scraped(servers[0]), "stratagem_published_version") == last
+
+
+def test_policies_say_who_publishes_and_who_reads_which_versions() -> None:
+    rules = """
+        worker/0 may read, update, assign, create, delete **
+        worker/0 may publish
+        evaluator may read users.*
+        reader may read **
+    """
+    with (
+        cluster(policy=parse_policy(rules, "rules")) as (servers, found),
+        found.strategy() as strategy,
+    ):
+        Training(strategy).step()
+        last = strategy.publish()
+        reader = Follower(servers[0].address)
+        assert reader.follow(10.0) == last
+        evaluator = Follower(servers[0].address, role=ROLE_EVALUATOR)
+        assert evaluator.list().latest == last
+        with pytest.raises(PermissionDeniedError, match=r"ReadVersion is not for .* and not read"):
+            evaluator.follow()
+    rules = "worker/0 may read, update, assign, create, delete **"
+    with cluster(policy=parse_policy(rules, "rules")) as (_, found), found.strategy() as strategy:
+        Training(strategy).step()
+        with pytest.raises(PermissionDeniedError, match="and not publish"):
+            strategy.publish()

@@ -180,6 +180,9 @@ def _of_parameter_server(server: ParameterServerStatus) -> tuple[str, str]:
         words.append(f"checkpoint {span(checkpoint.age_seconds)} old")
     elif checkpoint.restored_from:
         words.append("restored")
+    if server.HasField("publication"):
+        published = server.publication
+        words.append(f"version {published.version}, {span(published.age_seconds)} old")
     return holds, ", ".join(words)
 
 

@@ -126,6 +126,7 @@ def of_parameter_server(status: Status, families: Families) -> Iterator[Metric]:
     yield from _waits(status, families)
     yield from _workers(status, families)
     yield from _checkpoints(status.checkpoint, families)
+    yield from _publications(status, families)
     yield families.number(
         "recorded_closures",
         "Changes recorded of scheduled functions that have not ended.",
@@ -244,6 +245,25 @@ def _checkpoints(status: CheckpointStatus, families: Families) -> Iterator[Metri
         "checkpoint_seconds",
         "How long writing the last part took.",
         known.seconds if known else None,
+    )
+
+
+def _publications(status: Status, families: Families) -> Iterator[Metric]:
+    known = status.publication if status.HasField("publication") else None
+    yield families.number(
+        "published_version",
+        "The number of the last version; absent before the first.",
+        known.version if known else None,
+    )
+    yield families.number(
+        "published_age_seconds",
+        "Time since the last version was published; absent before the first.",
+        known.age_seconds if known else None,
+    )
+    yield families.number(
+        "published_bytes",
+        "Bytes of increments that are kept for readers.",
+        known.kept.used if known else None,
     )
 
 
