@@ -291,6 +291,8 @@ def test_status_and_figures_say_which_version_there_is() -> None:
         assert status.parameter_server.publication.age_seconds < 60.0
         (row,) = server_rows([ServerAnswer(ServerPlace(servers[0].address), status)])
         assert f"version {last}, " in row.doing and row.doing.endswith(" old")
+        # A page of figures counts for a moment.
+        eventually(lambda: bool(scraped(servers[0])["stratagem_published_version"].samples))
         assert value(scraped(servers[0]), "stratagem_published_version") == last
 
 
