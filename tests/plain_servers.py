@@ -29,7 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run marked tests in either way."""
     if metafunc.definition.get_closest_marker("plain_servers_too"):
-        metafunc.parametrize("way_to_serve", _WAYS, indirect=True)
+        pushes = metafunc.definition.get_closest_marker("plain_pushes_too")
+        marks = [pytest.mark.full("plain pushes to fast servers stand for both")] if pushes else []
+        ways = ["fast", pytest.param("plain", marks=marks)]
+        metafunc.parametrize("way_to_serve", ways, indirect=True)
 
 
 @pytest.fixture(autouse=True)

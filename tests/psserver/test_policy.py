@@ -38,6 +38,7 @@ from stratagem_rpc.serving.access import Access, Need, handshake_finder
 from stratagem_rpc.serving.access import first_message as first_of
 from stratagem_rpc.serving.policy import parse_policy
 from tests.conftest import TOKEN
+from tests.full import a_few
 from tests.psserver.wire import RawClient, encoded, optimizer_program, sgd, slot_spec, update_header
 from tests.roles import WAYS, answer, begin, handshake, request_of, services
 from tests.waiting import eventually
@@ -132,7 +133,7 @@ def status_of(
     return answer(way, server.address, told, method, request.SerializeToString())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@a_few("way", WAYS, "test_roles.py asks by each way")
 @pytest.mark.parametrize("ruled", RULED, ids=str)
 def test_a_call_is_refused_for_what_no_rule_for_its_task_allows(
     servers: Servers, way: str, ruled: Ruled

@@ -16,7 +16,7 @@ from tests.simulation.simulation import PROGRAMS, simulate
 
 pytestmark = pytest.mark.first
 
-SEEDS, FEW = 120, 12
+SEEDS, FEW = 120, 8
 
 # Seeds beyond these that have found a fault.
 FOUND = (2277, 500_697, 701_476, 706_491, 719_704)

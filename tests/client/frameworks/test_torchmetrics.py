@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
-import torchmetrics
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from stratagem import (
     FailedPreconditionError,
@@ -27,6 +26,14 @@ LABELS = torch.randint(CLASSES, (ROWS,), generator=GENERATOR)
 
 Update = Callable[[Any, slice], None]
 
+torchmetrics: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded() -> None:
+    """Load it late, since all that load tests would wait for it."""
+    globals()["torchmetrics"] = import_module("torchmetrics")
+
 
 def classified(metric: Any, rows: slice) -> None:
     metric.update(SCORES[rows], LABELS[rows])
@@ -41,13 +48,14 @@ def regressed(metric: Any, rows: slice) -> None:
 
 
 def collection() -> Any:
-    return torchmetrics.MetricCollection(
-        [MulticlassAccuracy(num_classes=CLASSES), MulticlassF1Score(num_classes=CLASSES)]
-    )
+    kinds = torchmetrics.classification
+    accuracy = kinds.MulticlassAccuracy(num_classes=CLASSES)
+    return torchmetrics.MetricCollection([accuracy, kinds.MulticlassF1Score(num_classes=CLASSES)])
 
 
 def by_class() -> Any:
-    return torchmetrics.ClasswiseWrapper(MulticlassAccuracy(num_classes=CLASSES, average=None))
+    accuracy = torchmetrics.classification.MulticlassAccuracy
+    return torchmetrics.ClasswiseWrapper(accuracy(num_classes=CLASSES, average=None))
 
 
 METRICS: dict[str, tuple[Callable[[], Any], Update]] = {

@@ -21,6 +21,7 @@ from stratagem._core.reduction import (
     default_cross_device_ops,
     nccl_connects,
 )
+from tests.full import by_pairs
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
@@ -38,9 +39,7 @@ def per_replica(count: int, shape: tuple[int, ...] = (2,)) -> PerReplica:
     return PerReplica([torch.full(shape, float(10**index)) for index in range(count)])
 
 
-@pytest.mark.parametrize("ops", KINDS)
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("op", ["sum", "mean"])
+@by_pairs("ops,count,op", KINDS, [1, 2, 3, 4], ["sum", "mean"])
 def test_values_are_reduced_to_where_they_were(ops: CrossDeviceOps, count: int, op: str) -> None:
     """EXT-1: Mirrored for several destinations, all distinct; inputs unchanged."""
     value = per_replica(count)

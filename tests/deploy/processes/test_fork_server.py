@@ -69,6 +69,7 @@ def test_each_has_its_own_environment_folder_and_import_path(
     assert found["path"] == [path or os.getcwd() for path in sys.path]
 
 
+@pytest.mark.full("each environment has a fork server of its own, which takes 2 s to load torch")
 def test_what_libraries_read_while_they_are_loaded_counts() -> None:
     first, second, third = facts(), facts({"OMP_NUM_THREADS": "1"}), facts()
     assert first["parent"] == third["parent"] != second["parent"]
@@ -77,6 +78,7 @@ def test_what_libraries_read_while_they_are_loaded_counts() -> None:
     assert threads.tail() == "1"
 
 
+@pytest.mark.full("each environment has a fork server of its own, which takes 2 s to load torch")
 def test_a_program_may_set_what_libraries_read_while_they_are_loaded() -> None:
     command = [sys.executable, "-m", "tests.deploy.processes.tuned_program"]
     for given, expected in ((None, "first"), ("ours", "ours")):

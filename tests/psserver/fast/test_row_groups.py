@@ -17,7 +17,7 @@ from stratagem_psserver.fast.same_bytes import sparse_rule
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.variables.store import VariableStore
-from tests.full import by_pairs
+from tests.full import by_values
 from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.optimization.twins import hosting
 from tests.psserver.wire import optimizer_program
@@ -48,7 +48,7 @@ def some_rows(generator: torch.Generator, count: int) -> torch.Tensor:
     return torch.randperm(ROWS, generator=generator)[:count].sort().values
 
 
-@by_pairs(
+@by_values(
     "case,width,dtype",
     [*CASES],
     [(), (1,), (16,), (3, 5)],

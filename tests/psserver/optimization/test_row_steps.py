@@ -19,7 +19,7 @@ from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.optimization.torch_rules import take_step
 from stratagem_psserver.variables.store import VariableStore
-from tests.full import by_pairs
+from tests.full import by_values
 from tests.psserver.tables.specs import (
     ZEROS,
     dynamic,
@@ -125,7 +125,7 @@ def divided(number: int, as_tables: bool) -> list[VariableSpec]:
     return specs if as_tables else [made(spec) for spec in specs]
 
 
-@by_pairs("case,number,as_tables", [*SPARSE], [1, 2, 3, 7], [False, True])
+@by_values("case,number,as_tables", [*SPARSE], [1, 2, 3, 7], [False, True])
 def test_rows_have_the_bytes_of_sparse_training_in_torch(
     case: str, number: int, as_tables: bool
 ) -> None:
@@ -155,7 +155,7 @@ def combined(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return whole_gradient.indices()[0], whole_gradient.values()
 
 
-@by_pairs(
+@by_values(
     "case,shape,dtype",
     [*SPARSE],
     [(), (1,), (2,), (16,), (17,), (100,), (3, 5)],
@@ -203,7 +203,7 @@ def test_repeated_rows_are_added_up_as_torch_does(case: str, as_tables: bool) ->
     assert torch.equal(whole(store, specs, ""), parameter)
 
 
-@by_pairs("case,number,as_tables", [*LAZY], [1, 3], [False, True])
+@by_values("case,number,as_tables", [*LAZY], [1, 3], [False, True])
 def test_other_optimizers_step_the_rows_and_leave_the_rest(
     case: str, number: int, as_tables: bool
 ) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import stratagem
 from stratagem import IndexedSlices, Variable
+from tests.full import by_values
 
 ROWS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 9.0]]
 
@@ -74,8 +75,7 @@ INDICES: list[Any] = [
 
 
 @pytest.mark.spec("SHV-7")
-@pytest.mark.parametrize("sizes", [(2, 2, 1), (5,), (1, 4)])
-@pytest.mark.parametrize("index", INDICES, ids=str)
+@by_values("index,sizes", INDICES, [(2, 2, 1), (5,), (1, 4)])
 def test_indexing_follows_numpy(index: Any, sizes: tuple[int, ...]) -> None:
     asked = index.numpy() if isinstance(index, torch.Tensor) else index
     found = sharded(*sizes)[index]
