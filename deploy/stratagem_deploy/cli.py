@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from stratagem_deploy import logs, moving
+from stratagem_deploy import following, logs, moving
 from stratagem_deploy.certificates import cli as certificates
 from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_deploy.dashboard import cli as dashboard
@@ -95,6 +95,8 @@ app.add_typer(moving.app, name="servers")
 for watch in (watching.status, watching.top, watching.variables, watching.doctor):
     app.command()(watch)
 app.command()(dashboard.dashboard)
+app.command()(following.follow)
+app.command()(following.export)
 
 
 @app.command(

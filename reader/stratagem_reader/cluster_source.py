@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import grpc
@@ -60,8 +61,8 @@ class _Server:
     ) -> None:
         self.label, self._token, self._deadlines = label, token, Deadlines()
         self._without_rows = without_rows
-        self._channels = [LastingChannel(address, ANY_SERVER) for address in addresses]
-        self._present = 0
+        # The one that answered last comes first.
+        self._channels = {one: LastingChannel(one, ANY_SERVER) for one in addresses}
 
     def list_versions(self, after: int, wait_seconds: float) -> pb.ListVersionsResponse:
         """Return what the server can send, once that is more, or after so many seconds."""
@@ -94,7 +95,9 @@ class _Server:
             call: grpc.UnaryStreamMultiCallable[bytes, bytes]
             call = channel.unary_stream(f"/{_SERVICE}/ReadVersion")
             timeout = self._deadlines.attempt(link.nbytes)
-            return iter(call(request.SerializeToString(), timeout=timeout))
+            stream = iter(call(request.SerializeToString(), timeout=timeout))
+            # Only with the first message the server has not refused it.
+            return chain([next(stream, b"")], stream)
 
         messages = self._at_primary("ReadVersion", begin)
         with translated(self.label, "ReadVersion"):
@@ -111,25 +114,31 @@ class _Server:
         return asking
 
     def _at_primary(self, method: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
-        """Call the replica that answered last, then the others."""
+        """Call the replica that answered last, then the others, and whom they name as primary."""
         errors: list[StratagemError] = []
-        count = len(self._channels)
-        for place in [(self._present + offset) % count for offset in range(count)]:
+        addresses = [*self._channels]
+        for address in addresses:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = LastingChannel(address, ANY_SERVER)
             try:
                 with translated(self.label, method):
-                    answer = call(self._channels[place].get())
+                    answer = call(channel.get())
             except (NotPrimaryError, UnavailableError) as error:
                 errors.append(error)
+                named = error.primary if isinstance(error, NotPrimaryError) else ""
+                if named and named not in addresses:
+                    addresses.append(named)
             except ValueError as error:
                 raise UnavailableError(f"the connection to {self.label} is closed") from error
             else:
-                self._present = place
+                self._channels = {address: channel, **self._channels}
                 return answer
         told = [error for error in errors if not isinstance(error, NotPrimaryError)]
         raise (told or errors)[0]
 
     def close(self) -> None:
-        for channel in self._channels:
+        for channel in [*self._channels.values()]:
             channel.close()
 
 

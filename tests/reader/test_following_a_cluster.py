@@ -22,7 +22,9 @@ from stratagem_reader.cluster_source import ClusterSource
 from stratagem_reader.sink import StoreSink
 from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.client.clusters import Cluster, running
+from tests.client.servers.replicated import ReplicatedServer
 from tests.conftest import TOKEN
+from tests.psserver.moves.servers import movable
 from tests.reader.followed import Model, Training, assert_equal_to
 from tests.waiting import eventually
 
@@ -182,3 +184,43 @@ def test_a_folder_gets_what_servers_have_sent(tmp_path: Path) -> None:
         strategy.publish()
         assert len(sink.write_next(0.0)) == 2
         source.close()
+
+
+@pytest.mark.unlogged
+def test_readers_go_to_the_backup_that_has_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        replicated = ReplicatedServer(tmp_path, stack)
+        training = Training(stack.enter_context(replicated.strategy()))
+        training.train()
+        training.strategy.publish()
+        # It knows the one that is primary now, and hears of the other one.
+        address = ",".join(server.address for server in replicated.running)
+        reader = stack.enter_context(Reader([address], token=TOKEN, timeout=_SECONDS))
+        model = reader.module(Model)
+        replicated.end(replicated.primary)
+        training.train()
+        reader.wait_for(training.strategy.publish(), _SECONDS)
+        rows, keys = training.batch()
+        assert torch.equal(model(rows, keys), training.answers(rows, keys))
+    assert "is read whole" not in caplog.text
+
+
+@pytest.mark.unlogged
+def test_readers_go_where_a_task_has_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with movable(tmp_path, 2) as servers, ExitStack() as stack:
+        training = Training(stack.enter_context(Cluster(servers.addresses, 1).strategy()))
+        training.train()
+        training.strategy.publish()
+        reader = stack.enter_context(Reader(servers.addresses, token=TOKEN, timeout=_SECONDS))
+        model = reader.module(Model)
+        for number in (1, 0):
+            servers.move(0, number)
+            training.train()
+            reader.wait_for(training.strategy.publish(), _SECONDS)
+            rows, keys = training.batch()
+            assert torch.equal(model(rows, keys), training.answers(rows, keys))
+    assert "is read whole" not in caplog.text
