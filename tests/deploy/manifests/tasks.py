@@ -10,17 +10,20 @@ import typer
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_psserver import cli as parameter_server
 from stratagem_psserver.cli import ServerOptions
+from stratagem_reader import cli as reader_server
+from stratagem_reader.cli import ReaderServerOptions
 from stratagem_worker import cli as worker_server
 from stratagem_worker.cli import WorkerOptions
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import Manifest, rendered
 from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX, TASK
 
-SERVERS = {"ps": parameter_server.app, "worker": worker_server.app}
+SERVERS = {"ps": parameter_server.app, "serve": reader_server.app, "worker": worker_server.app}
 """What `stratagem` with one of these words is."""
 
 SETTINGS: Mapping[str, type[ProcessSettings]] = {
     "ps": ServerOptions,
+    "serve": ReaderServerOptions,
     "worker": WorkerOptions,
 }
 """What it makes of its options."""

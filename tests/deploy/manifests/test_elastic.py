@@ -62,3 +62,17 @@ def test_programs_ask_for_the_pods_that_there_are_at_least(job: str) -> None:
     chief = one("Job", "chief")["spec"]["template"]["spec"]["initContainers"][0]
     (asked,) = [each["value"] for each in chief["env"] if each["name"] == "SERVERS"]
     assert {f"{name}.{job}:2223" for name in names} <= set(asked.split())
+
+
+def test_reader_servers_become_more_by_what_they_request_and_have_one_address() -> None:
+    manifests = {(one["kind"], one["metadata"]["name"]): one for one in rendered("overlays/serve")}
+    spec = manifests["HorizontalPodAutoscaler", "reader"]["spec"]
+    target = spec["scaleTargetRef"]
+    scaled = manifests[target["kind"], target["name"]]["spec"]
+    assert spec["minReplicas"] <= scaled["replicas"] <= spec["maxReplicas"]
+    (metric,) = spec["metrics"]
+    requested = scaled["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert metric["resource"]["name"] in requested
+    lookups = manifests["Service", "lookups"]["spec"]
+    assert lookups["selector"] == scaled["selector"]["matchLabels"]
+    assert lookups.get("clusterIP") != "None"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stratagem_psserver.replication.calls import FOLLOWING
 from stratagem_psserver.server import ParameterServer
+from stratagem_reader.server import LOOKUPS
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, number, port, servers
 from tests.full import a_few
@@ -68,6 +69,10 @@ def test_probes_ask_the_port_and_the_service_that_answer(
                 for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                     probe = pod.container.manifest[kind]["grpc"]
                     assert probe["port"] == port(given["health_bind"])
+                    if given["job"] == "serve":
+                        # It serves once it has a version.
+                        assert probe.get("service", LOOKUPS.full_name) == LOOKUPS.full_name
+                        continue
                     answering = replica if given.get("replicas", 1) > 1 else server
                     health = health_at(answering.health_address, probe.get("service", ""))
                     assert health == SERVING
