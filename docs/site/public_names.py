@@ -115,6 +115,12 @@ CLUSTERS = Kind(
         "device",
     ),
 )
+READING = Kind(
+    "reading",
+    "Reading",
+    "What follows versions of what is trained, in any process.",
+    ("Reader",),
+)
 ERRORS = Kind(
     "errors",
     "Errors",
@@ -125,7 +131,7 @@ ERRORS = Kind(
         if isinstance(value := getattr(stratagem, name), type) and issubclass(value, Exception)
     ),
 )
-KINDS = (STRATEGIES, OPTIMIZERS, VARIABLES, INPUT, CLUSTERS, ERRORS)
+KINDS = (STRATEGIES, OPTIMIZERS, VARIABLES, INPUT, CLUSTERS, READING, ERRORS)
 """All kinds of names that are no modules."""
 
 FOLDERS = (
