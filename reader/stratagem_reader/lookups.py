@@ -310,6 +310,8 @@ class Lookups:
         try:
             header = LookupHeader(version=pin.version, age_ms=self._age_ms(pin.version, request))
             tensors = self._rows(request.tables)
+            # Else a later version may have come between them.
+            pin.require_valid()
             header.tensors.extend(map(spec_of, tensors))
             if request.hold_seconds > 0:
                 header.held_seconds = self._hold(request.hold_seconds, session)

@@ -367,6 +367,7 @@ class Republication:
                 has_rows, value = _has_rows(entry), tensors[name]
                 contents.append(_content(_emptied(entry) if has_rows else entry, None))
                 values.append(value[:0] if has_rows else value.clone())
+            pin.require_valid()
             return _Whole(version, contents, values)
         finally:
             pins.release(pin)
