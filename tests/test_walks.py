@@ -122,5 +122,6 @@ def test_a_push_passes_each_file_of_its_walk() -> None:
     assert not in_a_fresh_process(missed_by_a_push)
 
 
+@pytest.mark.full("the walk of a push stands for both")
 def test_a_scheduled_function_passes_each_file_of_its_walk() -> None:
     assert not in_a_fresh_process(missed_by_a_scheduled_function)

@@ -304,6 +304,7 @@ print(len(table), table.nbytes, resident() - before)
 """
 
 
+@pytest.mark.full("it takes five seconds of rows")
 def test_memory_follows_the_rows_that_were_touched() -> None:
     """A table of 64 GB, of which 100 000 rows and their state take 13 MB."""
     command = [sys.executable, "-c", MEMORY_OF_A_BILLION_ROWS]

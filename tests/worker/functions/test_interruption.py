@@ -245,6 +245,7 @@ def test_threads_of_a_function_are_not_held_off() -> None:
     assert struck_when(entered, body) == "given up"
 
 
+@pytest.mark.full("it takes eight seconds of garbage")
 def test_garbage_that_is_collected_meanwhile_locks_nobody_up() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _COLLECTING], env=environment, check=True, timeout=100)
