@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -21,6 +22,9 @@ _LOG = logging.getLogger("stratagem")
 
 # Between looks at how many steps there were.
 _LOOK_SECONDS = 0.02
+
+# An attempt of the thread that publishes now and then ends by then, for which its end waits.
+_ATTEMPT_SECONDS = 10.0
 
 # After a failure, and twice that after the next one.
 _FIRST_PAUSE_SECONDS = 0.2
@@ -45,13 +49,18 @@ class Publisher:
         self._publishing = threading.Lock()
         self._periodic: list[PeriodicPublishing] = []
 
-    def publish(self) -> int:
-        """Publish what is there at one moment during the call; return the number of the version."""
+    def publish(self, seconds: float | None = None) -> int:
+        """Publish what is there at one moment during the call; return the number of the version.
+
+        Steps of workers get so many seconds to be over, or `peer_seconds`.
+        """
+        if seconds is None:
+            seconds = self._store.peer_seconds
         with self._publishing:
             if self._servers is None:
                 self._servers = self._store.servers.beside()
             try:
-                return _published(self._servers, self._local(), self._store.peer_seconds)
+                return _published(self._servers, self._local(), seconds)
             except SessionLostError:
                 # The server has begun anew, or has taken this process for dead.
                 self._servers.close()
@@ -69,7 +78,8 @@ class Publisher:
         if steps is not None and steps < 1:
             raise InvalidArgumentError(f"publish_every(steps={steps}) needs at least 1 step")
         begun = self._store.servers.steps
-        periodic = PeriodicPublishing(self.publish, lambda: begun.begun, seconds, steps)
+        attempt = partial(self.publish, min(self._store.peer_seconds, _ATTEMPT_SECONDS))
+        periodic = PeriodicPublishing(attempt, lambda: begun.begun, seconds, steps)
         self._periodic.append(periodic)
         return periodic
 
