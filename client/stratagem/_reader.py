@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -32,15 +31,11 @@ from stratagem_proto.errors import (
 from stratagem_proto.rows import distinct
 from stratagem_reader.cluster_source import ClusterSource
 from stratagem_reader.reader import DEFAULT_LEASE, Follower
-from stratagem_reader.served import SERVE, ServedSource
 from stratagem_reader.source import Source
-from stratagem_reader.store_source import StoreSource
+from stratagem_reader.sources import source_at
 
 _Built = TypeVar("_Built")
 _Module = TypeVar("_Module", bound=nn.Module)
-
-# The addresses of one server's replicas; no folder that is meant is called so.
-_ADDRESS = re.compile(r"[^/\\s]+:\d{1,5}")
 
 # A parameter that takes more bytes gets no memory while its module is built: the reader has it.
 _MOST_BYTES_TWICE = 1 << 16
@@ -55,9 +50,10 @@ class Reader(Follower):
     so. It needs no strategy, no session of a server, and changes nothing.
 
     Args:
-        source: What to follow: the "host:port" of each server of a cluster, in a list, in the order
-            of their tasks; "serve://host:port", a reader server, where rows of tables are looked up
-            and never come here; or a folder, or the URL of a store, that `strategy.save` writes to.
+        source: What to follow: the "host:port" of each server of a cluster, in a list or with
+            commas between them, in the order of their tasks; "serve://host:port", a reader server,
+            where rows of tables are looked up and never come here; or a folder, or the URL of a
+            store, that `strategy.save` writes to.
         token: The secret of the cluster; None for that of the environment.
         timeout: How many seconds to wait for the first version; 0 to wait for none.
         lease: How many seconds a version is held at most by `pin` and by a forward.
@@ -143,12 +139,7 @@ class Reader(Follower):
 def source_of(source: object, token: str | None) -> Source:
     """Return the source that a path, a URL or addresses mean."""
     if isinstance(source, str | os.PathLike):
-        text = os.fspath(source)
-        if isinstance(text, str) and text.startswith(SERVE):
-            return ServedSource(text, token)
-        if isinstance(text, str) and _ADDRESS.fullmatch(text) and not os.path.exists(text):
-            return ClusterSource([text], token)
-        return StoreSource(source)
+        return source_at(source, token)
     if isinstance(source, Sequence) and source and all(isinstance(one, str) for one in source):
         return ClusterSource(source, token)
     if not callable(getattr(source, "chains", None)):

@@ -49,6 +49,7 @@ STRATEGIES = Kind(
         "ValueContext",
         "Traffic",
         "Notice",
+        "Reader",
         "__version__",
     ),
 )

@@ -35,6 +35,10 @@ class WrittenPart:
         self.files: Mapping[str, FileEntry] = {file.name: file.file}
         self.tensors: Mapping[str, TensorEntry] = {one.name: one for one in file.tensors}
 
+    def replace(self, old: bytes, new: bytes) -> None:
+        assert self._data.count(old) == 1
+        self._data = self._data.replace(old, new)
+
     def read(self, extents: Mapping[str, Sequence[Extent]]) -> None:
         for some in extents.values():
             for begin, target in some:
