@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,47 +104,53 @@ def update(
     return loss.detach()
 
 
-def train(
-    resolver: ClusterResolver,
-    folder: Path,
-    seed: int = 0,
-    compression: Compression | str | None = None,
-    pull_dtype: torch.dtype | None = None,
-    checkpoints: Path | None = None,
-) -> float:
+class Options(NamedTuple):
+    """How to train."""
+
+    seed: int = 0
+    epochs: int = EPOCHS
+    compression: Compression | str | None = None  # of gradients
+    pull_dtype: torch.dtype | None = None
+    checkpoints: Path | None = None  # a folder that gets one after each epoch
+    publish_every: float | None = None  # seconds
+
+
+def train(resolver: ClusterResolver, folder: Path, options: Options) -> float:
     """One worker's whole program; returns the error on the held-out ratings."""
     worker, workers = resolver.task_id or 0, resolver.cluster_spec().num_tasks("worker")
-    torch.manual_seed(seed * workers + worker)
+    torch.manual_seed(options.seed * workers + worker)
     ratings = load_ratings()
     mine = ratings[HELD_OUT:][worker::workers]
 
-    strategy = stratagem.ParameterServerStrategy(resolver, pull_dtype=pull_dtype)
+    strategy = stratagem.ParameterServerStrategy(resolver, pull_dtype=options.pull_dtype)
     with strategy.scope():
         model = Recommender()
     adamw = torch.optim.AdamW(model.parameters(), RATE, weight_decay=WEIGHT_DECAY)
-    optimizer = stratagem.DistributedOptimizer(adamw, compression=compression)
-    steps = EPOCHS * (len(mine) // BATCH)
+    optimizer = stratagem.DistributedOptimizer(adamw, compression=options.compression)
+    steps = options.epochs * (len(mine) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     step = partial(update, model, optimizer)
     strategy.barrier("start")
     before = strategy.traffic()
     losses = []
-    with tqdm(total=steps, unit="step", disable=worker > 0) as progress:
-        for _ in range(EPOCHS):
+    seconds = None if worker else options.publish_every
+    publishing = strategy.publish_every(seconds=seconds) if seconds else nullcontext()
+    with publishing, tqdm(total=steps, unit="step", disable=worker > 0) as progress:
+        for _ in range(options.epochs):
             for batch in torch.randperm(len(mine)).split(BATCH):
                 losses.append(strategy.run(step, args=tuple(mine[batch].T)))
                 strategy.log({"loss": losses[-1]})  # for `stratagem dashboard`
                 schedule.step()
                 progress.update()
-            if checkpoints and worker == 0:
-                strategy.save(checkpoints, keep=2, wait=False)
+            if options.checkpoints and worker == 0:
+                strategy.save(options.checkpoints, keep=2, wait=False)
     traffic = strategy.traffic() - before
     strategy.barrier("trained")
     with torch.no_grad():
         error: float = strategy.run(rmse, args=(model, ratings[:HELD_OUT]))
     if worker == 0:
-        keep(model, losses, folder)
+        keep(model, losses, options.epochs, folder)
         show_placement(strategy)
         print(f"{progress.n / progress.format_dict['elapsed']:.0f} steps/s per worker")
         pushed, pulled = traffic.sent_bytes / steps, traffic.received_bytes / steps
@@ -151,13 +159,13 @@ def train(
     return error
 
 
-def keep(model: Recommender, losses: list[Tensor], folder: Path) -> None:
+def keep(model: Recommender, losses: list[Tensor], epochs: int, folder: Path) -> None:
     """Writes the trained model and a picture of its training."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    errors = torch.stack(losses).reshape(EPOCHS, -1).mean(1).sqrt()
-    axes.plot(range(1, EPOCHS + 1), errors)
+    errors = torch.stack(losses).reshape(epochs, -1).mean(1).sqrt()
+    axes.plot(range(1, epochs + 1), errors)
     axes.set(xlabel="epoch", ylabel="training RMSE", title="MovieLens-100K")
     figure.savefig(folder / "curve.png", dpi=150)
 
@@ -179,9 +187,13 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="folder of a checkpoint per epoch")
     options = parser.parse_args()
     resolver = TFConfigClusterResolver()
-    folder, compression = Path("runs/movielens"), COMPRESSIONS[options.compression]
-    wire = compression, PULLED_AS[options.pull]
-    error = train(resolver, folder, options.seed, *wire, options.save)
+    chosen = Options(
+        seed=options.seed,
+        compression=COMPRESSIONS[options.compression],
+        pull_dtype=PULLED_AS[options.pull],
+        checkpoints=options.save,
+    )
+    error = train(resolver, Path("runs/movielens"), chosen)
     if resolver.task_id == 0:
         print(f"demo: test RMSE {error:.4f}")
 

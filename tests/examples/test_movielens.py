@@ -12,11 +12,10 @@ from stratagem_deploy import LocalCluster
 
 
 def test_it_learns_and_leaves_a_model_that_needs_no_stratagem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(movielens, "EPOCHS", 3)
     with LocalCluster(ps=2, workers=2) as cluster:
-        errors = cluster.run(movielens.train, tmp_path)
+        errors = cluster.run(movielens.train, tmp_path, movielens.Options(epochs=3))
 
     assert errors[0] == errors[1] < 1.05
     plain = movielens.Recommender()

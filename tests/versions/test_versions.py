@@ -18,6 +18,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
+    StaleVersionError,
 )
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, ROLE_OBSERVER
 from stratagem_psserver.server import ParameterServer
@@ -127,6 +128,22 @@ def test_only_the_chief_publishes() -> None:
             worker.publish()
     with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
         ParameterServerStrategy().publish()
+
+
+def test_a_learner_knows_how_far_behind_a_version_is() -> None:
+    with cluster() as (_, found):
+        with found.strategy() as strategy:
+            Training(strategy)
+            versions = [strategy.publish() for _ in range(3)]
+            assert list(map(strategy.versions_behind, versions)) == [2, 1, 0]
+            for unknown in (versions[0] - 1, versions[-1] + 1):
+                with pytest.raises(StaleVersionError, match=f"version {unknown} is none of"):
+                    strategy.versions_behind(unknown)
+        with found.strategy() as strategy:
+            Training(strategy)
+            strategy.publish()
+            with pytest.raises(StaleVersionError, match="none of a program before"):
+                strategy.versions_behind(versions[-1])
 
 
 def test_publishing_takes_seconds_or_steps() -> None:

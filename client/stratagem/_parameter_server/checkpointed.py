@@ -320,6 +320,28 @@ class CheckpointedStrategy(Strategy):
         """
         return self.extended._cluster.publish_every(seconds, steps)
 
+    def versions_behind(self, version: int) -> int:
+        """Return how many versions this program has published after one.
+
+        An actor says with what it has collected which version of a policy it has followed, and a
+        learner refuses what is too old::
+
+            if strategy.versions_behind(rollout.version) > 2:
+                continue
+
+        Args:
+            version: The number of the version, as `publish` returns it and a reader says it.
+
+        Returns:
+            How many there were since; 0 for the last one.
+
+        Raises:
+            StaleVersionError: It is none of the last 1,024 that this program has published, such as
+                one of the program that was here before a restart.
+            FailedPreconditionError: This is not the chief, or there is no cluster.
+        """
+        return self.extended._cluster.versions_behind(version)
+
     def forget(self, *objects: nn.Module | Variable | ShardedVariable | Optimizer) -> list[str]:
         """Delete what the program needs no more, as the models of a search, on the servers.
 

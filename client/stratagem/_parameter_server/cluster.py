@@ -331,6 +331,10 @@ class TrainingCluster:
         """Publish now and then; see `ParameterServerStrategy.publish_every`."""
         return self._checkpoints.publisher("publish_every()").every(seconds, steps)
 
+    def versions_behind(self, version: int) -> int:
+        """Return how many versions came after one; see `ParameterServerStrategy`."""
+        return self._checkpoints.publisher("versions_behind()").versions_behind(version)
+
     def _refresh(self) -> None:
         self._container_strategy().extended._before_replicas()
 
@@ -386,6 +390,10 @@ class OneProcess:
     def publish_every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
         """Raise FailedPreconditionError: there are no servers."""
         raise _no_servers("publish_every()")
+
+    def versions_behind(self, version: int) -> int:
+        """Raise FailedPreconditionError: there are no servers."""
+        raise _no_servers("versions_behind()")
 
     @property
     def servers(self) -> Servers:

@@ -56,8 +56,7 @@ def _run(cluster: LocalCluster, folder: Path) -> None:
 
 def train(resolver: ClusterResolver, folder: Path) -> None:
     """Trains the model of the demo, and saves it once."""
-    movielens.EPOCHS = _FAR_EPOCHS
-    movielens.train(resolver, folder, checkpoints=None)
+    movielens.train(resolver, folder, movielens.Options(epochs=_FAR_EPOCHS))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import TracebackType
@@ -15,7 +17,7 @@ from stratagem._parameter_server.checkpoints.saving import take_cut
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import publish
-from stratagem_proto.errors import InvalidArgumentError, SessionLostError
+from stratagem_proto.errors import InvalidArgumentError, SessionLostError, StaleVersionError
 from stratagem_proto.v1.checkpoint_pb2 import HoldStepsResponse
 
 _LOG = logging.getLogger("stratagem")
@@ -29,6 +31,9 @@ _ATTEMPT_SECONDS = 10.0
 # After a failure, and twice that after the next one.
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
+
+# Versions whose numbers a publisher remembers.
+_REMEMBERED = 1024
 
 
 class Publisher:
@@ -48,6 +53,7 @@ class Publisher:
         self._servers: ServerGroup | None = None
         self._publishing = threading.Lock()
         self._periodic: list[PeriodicPublishing] = []
+        self._versions: deque[int] = deque(maxlen=_REMEMBERED)
 
     def publish(self, seconds: float | None = None) -> int:
         """Publish what is there at one moment during the call; return the number of the version.
@@ -60,12 +66,24 @@ class Publisher:
             if self._servers is None:
                 self._servers = self._store.servers.beside()
             try:
-                return _published(self._servers, self._local(), seconds)
+                version = _published(self._servers, self._local(), seconds)
             except SessionLostError:
                 # The server has begun anew, or has taken this process for dead.
                 self._servers.close()
                 self._servers = None
                 raise
+            self._versions.append(version)
+            return version
+
+    def versions_behind(self, version: int) -> int:
+        """Return how many versions were published since; as `ParameterServerStrategy`'s."""
+        versions = list(self._versions)
+        if version not in versions:
+            raise StaleVersionError(
+                f"version {version} is none of the last {len(versions)} that this program has "
+                f"published; at most {_REMEMBERED} are remembered, and none of a program before"
+            )
+        return len(versions) - bisect_right(versions, version)
 
     def every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
         """Publish now and then; as `ParameterServerStrategy.publish_every`."""
