@@ -11,12 +11,15 @@ refuses rollouts of versions that are too old.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
+from signal import SIGTERM
+from threading import Thread
 from typing import NamedTuple
 
 import gymnasium
@@ -61,8 +64,16 @@ class Rollout(NamedTuple):
     scores: list[float]  # of games that ended
 
 
+def end_with_learner() -> None:
+    """Ends this process when the one that has started it has ended, however that was."""
+    if learner := multiprocessing.parent_process():
+        learner.join()
+        os.kill(os.getpid(), SIGTERM)
+
+
 def act(servers: Sequence[str], seed: int, rollouts: Queue[Rollout]) -> None:
-    """An actor's whole program; the learner ends it."""
+    """An actor's whole program, which ends with the learner."""
+    Thread(target=end_with_learner, daemon=True).start()
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     games = gymnasium.make_vec(

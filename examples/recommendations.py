@@ -9,12 +9,14 @@ from one version of the model; http://127.0.0.1:8000 shows how old that is.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from signal import SIGTERM
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,15 +98,30 @@ def service(servers: Sequence[str]) -> FastAPI:
     return app
 
 
+def end_with_parent() -> None:
+    """Ends this process when the one that has started it has ended, however that was."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os.kill(os.getpid(), SIGTERM)
+
+
+def serve(servers: Sequence[str], port: int) -> None:
+    """Answers requests until it is ended, or whoever has started it as a process has ended."""
+    Thread(target=end_with_parent, daemon=True).start()
+    uvicorn.run(service(servers), port=port, log_level="warning")
+
+
 @contextmanager
 def serving(servers: Sequence[str], port: int) -> Iterator[None]:
     """Has the service answer in a process of its own."""
-    command = [sys.executable, __file__, "--port", str(port), "--servers", *servers]
-    with subprocess.Popen(command) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
+    spawning = multiprocessing.get_context("spawn")
+    process = spawning.Process(target=serve, args=(servers, port))
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
 
 
 def main() -> None:
@@ -115,7 +132,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", help="only answer, from these servers")
     options = parser.parse_args()
     if options.servers:
-        uvicorn.run(service(options.servers), port=options.port, log_level="warning")
+        serve(options.servers, options.port)
         return
     resolver = TFConfigClusterResolver()
     servers = [server for server in resolver.cluster_spec().job_tasks("ps") if server]
