@@ -29,7 +29,7 @@ def test_a_coordinator_publishes_while_functions_run() -> None:
         def function() -> None:
             strategy.run(replica_step)
 
-        versions = []
+        versions: list[int] = []
         with strategy.publish_every(seconds=0.05) as publishing:
             while len({*versions}) < 4:
                 coordinator.schedule(function)
@@ -40,5 +40,5 @@ def test_a_coordinator_publishes_while_functions_run() -> None:
         assert versions == sorted(versions) and versions[-1] < last
         spec = cluster.cluster_resolver.cluster_spec()
         token = cluster.cluster_resolver.cluster_token or ""
-        for address in spec.job_tasks("ps"):
+        for address in filter(None, spec.job_tasks("ps")):
             assert Follower(address, token).follow(10.0) == last
