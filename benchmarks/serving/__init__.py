@@ -1,1 +1,1 @@
-"""Kills clusters that save to an S3 server, and looks at what is there."""
+"""Lookups by a reader and by reader servers, beside Redis."""

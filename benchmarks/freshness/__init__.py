@@ -1,0 +1,1 @@
+"""How soon a reader server answers with a step."""
