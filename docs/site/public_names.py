@@ -49,7 +49,6 @@ STRATEGIES = Kind(
         "ValueContext",
         "Traffic",
         "Notice",
-        "Reader",
         "__version__",
     ),
 )

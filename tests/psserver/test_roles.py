@@ -46,7 +46,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
 
-ELSEWHERE = {"WorkerService"}
+ELSEWHERE = {"WorkerService", "LookupService"}
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 Servers = Mapping[str, ParameterServer]

@@ -74,7 +74,7 @@ def trained(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterResolver,
     for name, value in pod.environment.items():
         monkeypatch.setenv(name, value)
     movielens.main()
-    return settings[0], settings[-1]
+    return settings[0], settings[-1].checkpoints
 
 
 def test_the_chief_finds_servers_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
