@@ -18,7 +18,7 @@ from tests.client.parameter_server.pairs import Pair, pairs
 
 pytestmark = pytest.mark.cluster
 
-_CALLS = ("send", "send_at_once", "send_all", "_receive")
+_CALLS = ("send", "send_at_once", "send_all", "receive")
 
 
 class Interruption:
