@@ -176,8 +176,8 @@ def acting(servers: Sequence[str], actors: int) -> Iterator[Queue[Rollout]]:
             each.join()
 
 
-def learn(resolver: ClusterResolver, folder: Path, updates: int, actors: int) -> float:
-    """The learner's whole program; returns the mean score of the last 50 games."""
+def learn(resolver: ClusterResolver, folder: Path, updates: int, actors: int) -> np.ndarray:
+    """The learner's whole program; returns the mean scores of each 50 games in a row."""
     torch.manual_seed(0)
     strategy = stratagem.ParameterServerStrategy(resolver)
     with strategy.scope():
@@ -201,7 +201,7 @@ def learn(resolver: ClusterResolver, folder: Path, updates: int, actors: int) ->
             progress.update()
             progress.set_postfix(score=f"{np.mean(scores[-50:]):.0f}", refused=refused)
     picture(scores, folder)
-    return float(np.mean(scores[-50:]))
+    return np.convolve(scores, np.ones(50) / 50, "valid")
 
 
 def picture(scores: Sequence[float], folder: Path) -> None:
@@ -222,8 +222,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/cartpole"))
     options = parser.parse_args()
     resolver = TFConfigClusterResolver()
-    score = learn(resolver, options.folder, options.updates, options.actors)
-    print(f"cartpole: mean score {score:.1f}")
+    means = learn(resolver, options.folder, options.updates, options.actors)
+    print(f"cartpole: mean score {means[-1]:.1f}, at best {means.max():.1f}")
 
 
 if __name__ == "__main__":
