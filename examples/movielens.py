@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--compression", choices=COMPRESSIONS, default="none")
     parser.add_argument("--pull", choices=PULLED_AS, default="exact")
     parser.add_argument("--save", type=Path, help="folder of a checkpoint per epoch")
+    parser.add_argument("--publish", type=float, metavar="SECONDS", help="between versions")
     options = parser.parse_args()
     resolver = TFConfigClusterResolver()
     chosen = Options(
@@ -192,6 +193,7 @@ def main() -> None:
         compression=COMPRESSIONS[options.compression],
         pull_dtype=PULLED_AS[options.pull],
         checkpoints=options.save,
+        publish_every=options.publish,
     )
     error = train(resolver, Path("runs/movielens"), chosen)
     if resolver.task_id == 0:

@@ -54,6 +54,13 @@ def durable_project(engine: Mapping[str, str], images: None) -> Iterator[Project
 
 
 @pytest.fixture
+def served_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
+    """As `project`, with reader servers."""
+    with _removed(engine, "serve") as project:
+        yield project
+
+
+@pytest.fixture
 def encrypted_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """As `project`, with tasks that know each other by certificates."""
     subprocess.run(["make", "--no-print-directory", "certs"], cwd=ROOT, check=True)
