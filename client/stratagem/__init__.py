@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         NcclAllReduce,
         ReductionToOneDevice,
     )
+    from stratagem._hosting.local_steps import LocalSteps
     from stratagem._hosting.optimizer import DistributedOptimizer
     from stratagem._input.iterator import DistributedDataset, DistributedIterator, InputIterator
     from stratagem._local.mirrored import MirroredStrategy
@@ -158,6 +159,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidNameError",
     "InvalidTypeError",
+    "LocalSteps",
     "MalformedStreamError",
     "Mirrored",
     "MirroredStrategy",
@@ -256,6 +258,7 @@ _LATE = {
     "DistributedOptimizer": "stratagem._hosting.optimizer",
     "HierarchicalCopyAllReduce": "stratagem._core.reduction",
     "InputIterator": "stratagem._input.iterator",
+    "LocalSteps": "stratagem._hosting.local_steps",
     "MirroredStrategy": "stratagem._local.mirrored",
     "MultiStepContext": "stratagem._strategies.multi_step",
     "MultiWorkerMirroredStrategy": "stratagem._multi_worker.strategy",

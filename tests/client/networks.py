@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from stratagem import DistributedOptimizer
-
 
 def network(seed: int = 0) -> nn.Sequential:
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -25,7 +23,9 @@ def loss_of(module: nn.Module) -> torch.Tensor:
     return prediction.pow(2).mean()
 
 
-def training_step(module: nn.Module, optimizer: DistributedOptimizer) -> Callable[[], torch.Tensor]:
+def training_step(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[], torch.Tensor]:
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(module)

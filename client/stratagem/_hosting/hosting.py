@@ -324,6 +324,25 @@ class Hosting(ABC):
         """
         return None
 
+    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Leave hosted parameters to the program, and return what is hosted in place of each.
+
+        Raises:
+            InvalidArgumentError: They cannot be left to it.
+        """
+        raise InvalidArgumentError(
+            "LocalSteps needs ParameterServerStrategy, whose servers keep what workers share; "
+            f"under {type(self._extended._container_strategy()).__name__} wrap the optimizer by "
+            "stratagem.DistributedOptimizer"
+        )
+
+    def bring(self, shared: Sequence[nn.Parameter]) -> None:  # noqa: B027 - for who lends
+        """Bring what is hosted in place of lent parameters up to date."""
+
+    def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
+        """Whether this process has had values of lent parameters replaced."""
+        return False
+
     def require_steppable(self, variable: Variable, rule: VariableRule, optimizer: str) -> None:
         """Check whether a variable can be stepped by a traced rule.
 

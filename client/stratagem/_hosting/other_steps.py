@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
@@ -222,6 +222,14 @@ class DistributedSteps(Optimizer):
     """An optimizer whose steps a strategy carries out."""
 
 
+_of_local_steps: WeakSet[Optimizer] = WeakSet()
+
+
+def leave_to_local_steps(optimizer: Optimizer) -> None:
+    """Take note that what an optimizer trains is shared later."""
+    _of_local_steps.add(optimizer)
+
+
 class _Watch:
     """Sees the steps of all optimizers of the process, once it is there."""
 
@@ -250,7 +258,7 @@ def have_others_hooks() -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, DistributedSteps):
+    if isinstance(optimizer, DistributedSteps) or optimizer in _of_local_steps:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if parameters and all(parameter.is_meta for parameter in parameters):

@@ -16,8 +16,9 @@ from stratagem._cluster.tasks import Membership
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption
-from stratagem._hosting.hosted_parameter import HostedParameter
+from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
+from stratagem._hosting.local_steps import LocalSteps
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import RemoteVariables, placed_parameter
@@ -128,6 +129,8 @@ class RemoteHosting(Hosting):
         self.threads = TrainingThreads()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
+        # Whether some variables are trained by LocalSteps.
+        self._lends = False
         self.seen = 0
         self.outdated = False
         self.forgotten: list[int] = []
@@ -220,7 +223,13 @@ class RemoteHosting(Hosting):
     def before_replicas(self, training: bool = False) -> None:
         """As for `Hosting`; with `training`, gradients will be computed."""
         self._before_use()
-        self._store.refresh(self._variables.established, training)
+        variables = self._variables.established
+        if self._lends:
+            variables = [one for one in variables if not one.is_lent]
+            for optimizer in self.optimizers_in_use:
+                if isinstance(optimizer, LocalSteps):
+                    optimizer._follow()
+        self._store.refresh(variables, training)
 
     def _before_use(self) -> None:
         super().before_replicas()
@@ -340,6 +349,40 @@ class RemoteHosting(Hosting):
         self._untouched = self._steps.untouched_copies(step) if is_fresh else []
         if not is_fresh:
             self._steps.await_values(step)
+
+    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        self._require_one_replica("LocalSteps")
+        found = [hosted_parameter(one) for one in parameters]
+        for hosted in filter(None, found):
+            if isinstance(hosted.variable, TableVariable):
+                raise InvalidArgumentError(
+                    f"{hosted.name!r} is a table, whose rows stay on the servers: give it a "
+                    "DistributedOptimizer of its own, and LocalSteps the dense parameters",
+                    variable=hosted.name,
+                )
+        # What the program has loaded goes to the servers while it is theirs.
+        self.refresh_parameters()
+        self._lends = True
+        return [self._lent(one) for one in found if one is not None]
+
+    def _lent(self, hosted: HostedParameter) -> nn.Parameter:
+        self.parameters.remove(hosted)
+        shared = nn.Parameter(hosted.parameter.detach().clone())
+        instead = self.parameters.add(shared, hosted.variable, ())
+        for part in parts_of(hosted.variable):
+            part.show_in(instead)
+            part.is_lent = True
+        return shared
+
+    def bring(self, shared: Sequence[nn.Parameter]) -> None:
+        self._store.refresh(self._parts_behind(shared))
+
+    def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
+        return any([part.is_behind for part in self._parts_behind(shared)])
+
+    def _parts_behind(self, shared: Sequence[nn.Parameter]) -> list[RemoteVariable]:
+        found = [hosted_parameter(one) for one in shared]
+        return [part for one in found if one is not None for part in parts_of(one.variable)]
 
     def overlapped_push(self, optimizer: str, compressor: Compressor) -> GradientOverlap:
         self._require_one_replica("overlap=True")

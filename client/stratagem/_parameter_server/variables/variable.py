@@ -205,8 +205,10 @@ class RemoteVariable(Variable):
         has_copy: Whether there is a copy of the value here.
         copy_version: The version of the value that the copy is; None if it may be no value at all.
         is_forgotten: Whether the program has had it deleted.
+        is_lent: Whether the program trains values of its own, and runs need no fresh copy.
     """
 
+    is_lent: bool = False
     has_copy: bool = True
 
     def __init__(
@@ -368,6 +370,11 @@ class RemoteVariable(Variable):
     def is_older_than(self, version: int) -> bool:
         """Whether the copy is, or may be, the value of an earlier version."""
         return self.copy_version is None or is_newer(version, self.copy_version)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this process knows that the copy is not the value any more."""
+        return self._outdated or self.copy_version is None
 
     def accept(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version, perhaps rounded on its way."""

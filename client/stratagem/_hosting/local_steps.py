@@ -1,0 +1,388 @@
+"""Steps that a worker takes by itself, and the differences that it shares every now and then."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.hosting import Hosting, hosting_of
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.other_steps import leave_to_local_steps
+from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
+from stratagem._strategies.strategy import get_strategy
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+
+if TYPE_CHECKING:
+    from stratagem.compression import Compression
+    from stratagem.consistency import Consistency
+
+OuterOptimizer = Callable[[list[Parameter]], Optimizer]
+"""Makes the optimizer of the servers for parameters, which it is given as one group."""
+
+NESTEROV: OuterOptimizer = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class _Fragment:
+    """Parameters that are shared in one step of the servers.
+
+    Args:
+        own: The worker's own parameters.
+        shared: The parameters of the strategy that they were; their values are the servers'.
+        optimizer: Steps those.
+        hosting: Brings their values; None where they are in this process alone.
+
+    Attributes:
+        due: How many local steps are left; or when it is due, if that goes by time.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[Parameter],
+        shared: Sequence[Parameter],
+        optimizer: DistributedOptimizer,
+        hosting: Hosting | None,
+    ) -> None:
+        self._own, self._shared = own, shared
+        self.optimizer, self._hosting = optimizer, hosting
+        self.due = 0.0
+        # The values that the worker's own have come from.
+        self._base = [one.detach().clone() for one in own]
+        self._is_unsure = False
+
+    def share(self) -> None:
+        """Send what the local steps have changed, and go on from what the servers make of it."""
+        if self._is_unsure:
+            # What failed may count already; to send it again would count it twice.
+            self.adopt()
+            return
+        for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
+            shared.grad = base - own.detach() if own.requires_grad else None
+        self._is_unsure = True
+        try:
+            self.optimizer.step()
+        finally:
+            for shared in self._shared:
+                shared.grad = None
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Go on from the servers' values; what was changed since the last ones is dropped."""
+        if self._hosting is not None:
+            self._hosting.bring(self._shared)
+        with torch.no_grad():
+            for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
+                own.copy_(shared)
+                base.copy_(shared)
+        self._is_unsure = False
+
+    def is_behind(self) -> bool:
+        """Whether this process has replaced the servers' values, as by a checkpoint."""
+        return self._hosting is not None and self._hosting.is_behind(self._shared)
+
+
+class LocalSteps(OptimizerWrapper):
+    """Wraps an optimizer that each worker steps by itself, and shares what came of many steps.
+
+    The worker's parameters are its own from then on: its optimizer trains them as in any program
+    of PyTorch, at that speed, and nothing is sent. Every now and then the difference that the steps
+    have made goes to the servers, as a gradient of an outer optimizer there, and the worker goes on
+    from the values that come back. So a network that is a hundred times too slow for gradients of
+    each step is fast enough::
+
+        with strategy.scope():
+            model = Model()
+        adamw = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        optimizer = stratagem.LocalSteps(adamw, every=50)
+
+        def replica_step(batch):
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            loss.backward()
+            optimizer.step()
+
+    The servers' values are in checkpoints, in versions that are published, and what a worker begins
+    with that joins. What `model` holds in a worker is its own. The state of the wrapped optimizer
+    is, too: keep `state_dict()` to go on with it after a restart.
+
+    What `consistency` says holds for the steps of the outer optimizer: "async" applies the
+    difference of each worker as it comes, "sync" the mean of all workers' differences (DiLoCo).
+    Where shares are lost with a server that cannot be reached, `step` raises, and the next share
+    begins anew from the servers' values: a difference counts once, or not at all.
+
+    Args:
+        optimizer: An optimizer of torch over dense parameters of one strategy. Its state stays with
+            this worker.
+        outer: Makes the optimizer of the servers of a list of parameters, of those that
+            `DistributedOptimizer` takes. By default SGD with lr=0.7, momentum=0.9 and nesterov.
+        every: How many local steps are between shares.
+        seconds: In place of `every`: how many seconds. Slower workers take fewer steps.
+        fragments: In how many parts the parameters are shared, one after the other in the time of
+            `every`: bytes spread over it (streaming DiLoCo).
+        compression: How differences travel; as for `DistributedOptimizer`. Those with error
+            feedback lose nothing in the long run.
+        consistency: What holds the workers together in outer steps, if not the strategy's own.
+        clip_norm: Bound of the norm of differences; as for `DistributedOptimizer`.
+        on_nonfinite: What NaN or an infinity in a difference leads to; likewise.
+
+    Raises:
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `outer` makes none.
+        InvalidArgumentError: Both or none of `every` and `seconds` are given, one is not above 0,
+            there are more fragments than parameters, one of the parameters is a table or belongs to
+            a strategy that has no servers, or this process has several replicas.
+
+    References: Douillard et al., DiLoCo, arXiv 2311.08105; Liu et al., Asynchronous local-SGD
+    training for language modeling, arXiv 2401.09135; Douillard et al., Streaming DiLoCo, arXiv
+    2501.18512.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(  # noqa: PLR0913 - independent settings, by name
+        self,
+        optimizer: Optimizer,
+        outer: OuterOptimizer = NESTEROV,
+        *,
+        every: int | None = None,
+        seconds: float | None = None,
+        fragments: int = 1,
+        compression: Compression | str | None = None,
+        consistency: Consistency | str | None = None,
+        clip_norm: float | None = None,
+        on_nonfinite: str | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidTypeError(f"LocalSteps wraps a torch.optim.Optimizer, not {optimizer!r}")
+        self._every, self._seconds = _interval(every, seconds)
+        own = _parameters(optimizer)
+        if not 1 <= fragments <= len(own):
+            raise InvalidArgumentError(
+                f"fragments is {fragments}, but there are {len(own)} parameters to divide; "
+                f"choose 1 to {len(own)}"
+            )
+        self._inner = optimizer
+        distributed = partial(
+            DistributedOptimizer,
+            compression=compression,
+            consistency=consistency,
+            clip_norm=clip_norm,
+            on_nonfinite=on_nonfinite,
+        )
+        hosting = _hosting_of(own)
+        self._fragments = _fragments(own, fragments, hosting, _checked(outer), distributed)
+        self._begin_rounds()
+        leave_to_local_steps(optimizer)
+        if hosting is not None:
+            hosting.optimizers_in_use.add(self)
+        # Sets up hooks and profiling; __init__ would build groups of its own.
+        Optimizer.__setstate__(self, {})
+        self._written = _versions(own)
+
+    def _begin_rounds(self) -> None:
+        """Have the fragments be due one after the other, the last one after a whole interval."""
+        length = self._seconds or float(self._every)
+        start = time.monotonic() if self._seconds else 0.0
+        for number, fragment in enumerate(self._fragments, 1):
+            fragment.due = start + length * number / len(self._fragments)
+        self._taken = 0
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state of the wrapped optimizer, of this worker alone."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._inner.state = state
+
+    @property
+    def outer(self) -> Sequence[DistributedOptimizer]:
+        """The optimizer of the servers for each fragment, whose hyperparameters may be changed."""
+        return [one.optimizer for one in self._fragments]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Step the worker's own parameters, and share what is due.
+
+        Args:
+            closure: As of the wrapped optimizer.
+
+        Returns:
+            What the wrapped optimizer returned.
+
+        Raises:
+            FailedPreconditionError: The program has written the parameters itself, which would be
+                shared as if it had been trained.
+            StratagemError: What is due cannot be shared; the local step was taken.
+        """
+        self._require_unwritten()
+        loss = self._inner.step() if closure is None else self._inner.step(closure)
+        self._taken += 1
+        try:
+            for fragment in self._fragments:
+                if self._now() >= fragment.due:
+                    fragment.due = self._now() + (self._seconds or self._every)
+                    fragment.share()
+        finally:
+            self._written = _versions(_parameters(self._inner))
+        return loss
+
+    def _now(self) -> float:
+        return time.monotonic() if self._seconds else float(self._taken)
+
+    def share(self) -> None:
+        """Share what the local steps have changed until now, and go on from the servers' values.
+
+        For the end of training, and before what every worker is to evaluate alike.
+        """
+        self._require_unwritten()
+        try:
+            for fragment in self._fragments:
+                fragment.share()
+        finally:
+            self._written = _versions(_parameters(self._inner))
+        self._begin_rounds()
+
+    def adopt(self) -> None:
+        """Go on from the servers' values, as they are now; drop what local steps have changed."""
+        for fragment in self._fragments:
+            fragment.adopt()
+        self._written = _versions(_parameters(self._inner))
+
+    def _follow(self) -> None:
+        """Adopt what the program has restored."""
+        if any([fragment.is_behind() for fragment in self._fragments]):
+            self.adopt()
+
+    def _require_unwritten(self) -> None:
+        if _versions(_parameters(self._inner)) != self._written:
+            raise FailedPreconditionError(
+                "parameters of LocalSteps were written by the program, and the next share would "
+                "send that as if it had been trained; load values before LocalSteps is made, or "
+                "restore a checkpoint by strategy.restore(). adopt() takes the servers' values"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Refuse another group: make a `LocalSteps` for each instead.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        raise InvalidArgumentError(
+            "LocalSteps takes no further param groups, since what is shared is divided when it is "
+            "made; give the wrapped optimizer all groups before, or make another LocalSteps"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the wrapped optimizer: that of this worker."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the wrapped optimizer."""
+        self._inner.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the worker's own parameters."""
+        self._inner.zero_grad(set_to_none)
+
+    def __reduce__(self) -> Any:
+        raise InvalidTypeError(
+            "LocalSteps cannot be copied or pickled, because what it shares lives with its "
+            "strategy; keep its state_dict()"
+        )
+
+
+def _interval(every: int | None, seconds: float | None) -> tuple[int, float]:
+    if (every is None) == (seconds is None):
+        raise InvalidArgumentError(
+            "LocalSteps shares `every` so many steps, or after so many `seconds`; give one of both"
+        )
+    for name, value in (("every", every), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise InvalidArgumentError(f"{name} is {value}; it has to be above 0")
+    return every or 0, seconds or 0.0
+
+
+def _checked(outer: OuterOptimizer) -> OuterOptimizer:
+    def made(parameters: list[Parameter]) -> Optimizer:
+        optimizer = outer(parameters)
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidTypeError(
+                "outer makes a torch.optim.Optimizer of a list of parameters, as "
+                f"functools.partial(torch.optim.SGD, lr=0.7) does; it has made {optimizer!r}"
+            )
+        return optimizer
+
+    return made
+
+
+def _parameters(optimizer: Optimizer) -> list[Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _versions(parameters: Iterable[Parameter]) -> list[int]:
+    return [parameter._version for parameter in parameters]
+
+
+def _fragments(
+    own: Sequence[Parameter],
+    count: int,
+    hosting: Hosting | None,
+    outer: OuterOptimizer,
+    distributed: Callable[[Optimizer], DistributedOptimizer],
+) -> list[_Fragment]:
+    shared = (
+        [Parameter(one.detach().clone()) for one in own] if hosting is None else hosting.lend(own)
+    )
+    made = []
+    for share in _divided([one.nbytes for one in own], count):
+        some = [shared[place] for place in share]
+        optimizer = distributed(outer(some))
+        made.append(_Fragment([own[place] for place in share], some, optimizer, hosting))
+    return made
+
+
+def _hosting_of(parameters: Sequence[Parameter]) -> Hosting | None:
+    """Return what hosts all of some parameters; None if they are of no strategy."""
+    current = hosting_of(get_strategy().extended)
+    if current is not None:
+        current.adopter.adopt()
+    hosted = [hosted_parameter(one) for one in parameters]
+    strategies = {None if one is None else one.variable.distribute_strategy for one in hosted}
+    if len(strategies) > 1:
+        raise InvalidArgumentError(
+            "the parameters of LocalSteps belong to several strategies, or some to none; build "
+            "their module inside `with strategy.scope():`"
+        )
+    (strategy,) = strategies
+    return None if strategy is None else hosting_of(strategy.extended)
+
+
+def _divided(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Return the places of so many parts, in order, of about as many bytes, none of them empty."""
+    parts: list[list[int]] = [[]]
+    total, done = sum(sizes), 0
+    for place, size in enumerate(sizes):
+        left = len(sizes) - place
+        is_full = done >= total * len(parts) / count or left <= count - len(parts)
+        if parts[-1] and is_full and len(parts) < count:
+            parts.append([])
+        parts[-1].append(place)
+        done += size
+    return parts
