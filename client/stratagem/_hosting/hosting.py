@@ -336,6 +336,10 @@ class Hosting(ABC):
             "stratagem.DistributedOptimizer"
         )
 
+    def workers_in_turn(self, consistency: Consistency | None) -> int:
+        """Return how many workers' shares are applied one by one; 1 if they are together."""
+        return 1
+
     def bring(self, shared: Sequence[nn.Parameter]) -> None:  # noqa: B027 - for who lends
         """Bring what is hosted in place of lent parameters up to date."""
 

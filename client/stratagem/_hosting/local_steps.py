@@ -18,6 +18,8 @@ from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.other_steps import leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
 from stratagem._strategies.strategy import get_strategy
+from stratagem.consistency import Consistency, consistency_from
+from stratagem.optim import DelayedNesterov
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -26,12 +28,19 @@ from stratagem_proto.errors import (
 
 if TYPE_CHECKING:
     from stratagem.compression import Compression
-    from stratagem.consistency import Consistency
 
 OuterOptimizer = Callable[[list[Parameter]], Optimizer]
 """Makes the optimizer of the servers for parameters, which it is given as one group."""
 
-NESTEROV: OuterOptimizer = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+def _usual(workers: int) -> OuterOptimizer:
+    """Return what DiLoCo has outside, for so many workers that share one by one.
+
+    With momentum of each difference by itself two such workers diverge.
+    """
+    if workers > 1:
+        return partial(DelayedNesterov, lr=0.7, momentum=0.9, delay=workers)
+    return partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
 class _Fragment:
@@ -125,7 +134,8 @@ class LocalSteps(OptimizerWrapper):
         optimizer: An optimizer of torch over dense parameters of one strategy. Its state stays with
             this worker.
         outer: Makes the optimizer of the servers of a list of parameters, of those that
-            `DistributedOptimizer` takes. By default SGD with lr=0.7, momentum=0.9 and nesterov.
+            `DistributedOptimizer` takes. By default SGD with lr=0.7, momentum=0.9 and nesterov;
+            where workers share one by one, a `stratagem.optim.DelayedNesterov` like that.
         every: How many local steps are between shares.
         seconds: In place of `every`: how many seconds. Slower workers take fewer steps.
         fragments: In how many parts the parameters are shared, one after the other in the time of
@@ -152,7 +162,7 @@ class LocalSteps(OptimizerWrapper):
     def __init__(  # noqa: PLR0913 - independent settings, by name
         self,
         optimizer: Optimizer,
-        outer: OuterOptimizer = NESTEROV,
+        outer: OuterOptimizer | None = None,
         *,
         every: int | None = None,
         seconds: float | None = None,
@@ -172,6 +182,10 @@ class LocalSteps(OptimizerWrapper):
                 f"choose 1 to {len(own)}"
             )
         self._inner = optimizer
+        hosting = _hosting_of(own)
+        if outer is None:
+            together = None if consistency is None else consistency_from(consistency)
+            outer = _usual(1 if hosting is None else hosting.workers_in_turn(together))
         distributed = partial(
             DistributedOptimizer,
             compression=compression,
@@ -179,7 +193,6 @@ class LocalSteps(OptimizerWrapper):
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        hosting = _hosting_of(own)
         self._fragments = _fragments(own, fragments, hosting, _checked(outer), distributed)
         self._begin_rounds()
         leave_to_local_steps(optimizer)

@@ -374,6 +374,11 @@ class RemoteHosting(Hosting):
             part.is_lent = True
         return shared
 
+    def workers_in_turn(self, consistency: Consistency | None) -> int:
+        tracker = self._store.step_tracker
+        together = (consistency or tracker.declared)._closes_steps
+        return 1 if together else tracker.num_workers
+
     def bring(self, shared: Sequence[nn.Parameter]) -> None:
         self._store.refresh(self._parts_behind(shared))
 

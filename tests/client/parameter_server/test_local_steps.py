@@ -36,6 +36,7 @@ SIZE, LR, EVERY = 70, 0.125, 3
 BYTES = 2 * SIZE * 4
 WORKERS, ROUNDS = 2, 4
 PLAIN: OuterOptimizer = partial(SGD, lr=1.0)
+NESTEROV: OuterOptimizer = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
 class Vectors(nn.Module):
@@ -107,7 +108,7 @@ def local_round(values: NDArray[Any], worker: int, number: int) -> NDArray[Any]:
 
 
 _OUTER: dict[str, tuple[dict[str, Any], Callable[[Reference, NDArray[Any]], None]]] = {
-    "nesterov": ({}, Reference.nesterov),
+    "nesterov": ({"outer": NESTEROV}, Reference.nesterov),
     "plain": ({"outer": PLAIN}, Reference.plain),
     "delayed": ({"outer": partial(DelayedNesterov, delay=2, spread=0.25)}, Reference.delayed),
 }
@@ -177,6 +178,19 @@ def test_steps_of_one_and_sgd_that_adds_differences_train_as_the_servers_alone()
     servers = trained(DistributedOptimizer)
     shared = trained(lambda sgd: LocalSteps(sgd, PLAIN, every=1))
     assert all(map(torch.equal, servers, shared))
+
+
+@pytest.mark.parametrize(
+    ("workers", "consistency", "expected"),
+    [(1, "async", SGD), (2, "sync", SGD), (2, "async", DelayedNesterov)],
+)
+def test_momentum_is_delayed_where_workers_share_one_by_one(
+    workers: int, consistency: str, expected: type[torch.optim.Optimizer]
+) -> None:
+    with running(num_workers=workers) as cluster, cluster.strategy(consistency=consistency) as one:
+        (outer,) = Worker(one, 0, every=1).optimizer.outer
+        assert type(outer._inner) is expected
+        assert outer.defaults.get("delay", workers) == workers
 
 
 def test_nothing_is_sent_between_shares() -> None:

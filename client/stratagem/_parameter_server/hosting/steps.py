@@ -109,7 +109,7 @@ class StepTracker:
     """
 
     def __init__(self, declared: Consistency, worker: int | None, num_workers: int) -> None:
-        self._declared = declared
+        self.declared = declared
         self.worker = worker
         self.num_workers = num_workers
         self._steps: dict[str, _Steps] = {}
@@ -118,7 +118,7 @@ class StepTracker:
 
     def add(self, optimizer: str, declared: Consistency | None = None) -> None:
         """Take in an optimizer."""
-        consistency = declared or self._declared
+        consistency = declared or self.declared
         self._steps[optimizer] = _Steps(encoded_consistency(consistency), consistency)
 
     def keep(self, optimizers: Collection[str]) -> None:
