@@ -152,6 +152,7 @@ def _contents(folder: Path) -> dict[str, Any]:
         "path": str(folder),
         "task": f"/job:{head.task.job}/task:{head.task.index}" if head else "",
         "incarnation": head.incarnation.hex() if head else "",
+        "release": head.release if head else "",
         "torch": head.kernels.torch if head else "",
         "threads": head.kernels.threads if head else 0,
         "capability": head.kernels.capability if head else "",
@@ -174,8 +175,8 @@ def _print_contents(listed: Mapping[str, Any]) -> None:
     console.print(shown)
     console.print(
         f"{listed['task']}, records {listed['first']} to {listed['last']}, in "
-        f"{len(listed['segments'])} segments; torch {listed['torch']}, {listed['threads']} "
-        f"threads, {listed['capability']}"
+        f"{len(listed['segments'])} segments; stratagem {listed['release']}, torch "
+        f"{listed['torch']}, {listed['threads']} threads, {listed['capability']}"
     )
     if listed["bytes_behind"]:
         console.print(

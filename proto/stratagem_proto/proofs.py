@@ -31,9 +31,11 @@ def proof_of_server(token: str, nonce: bytes, answer: ChallengeResponse) -> byte
         nonce: The nonce of the client.
         answer: What else the server answers.
     """
-    task = answer.task
-    named = task.job.encode(), _number(task.index), answer.incarnation
-    return _mac(token, b"stratagem server", nonce, answer.challenge, *named)
+    told = ChallengeResponse()
+    told.CopyFrom(answer)
+    told.ClearField("proof")
+    content = told.SerializeToString(deterministic=True)
+    return _mac(token, b"stratagem server", nonce, content)
 
 
 def proof_of_client(token: str, method: str, asking: OpenSessionRequest) -> bytes:

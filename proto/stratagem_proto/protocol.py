@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Protocol, TypedDict
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidNameError, ProtocolVersionError
 
-PROTOCOL_VERSION = 2
-OLDEST_PROTOCOL_VERSION = 2
+# A release speaks its own version and that of the release before, so that the processes of a
+# cluster can be replaced one after the other.
+PROTOCOL_VERSION = 3
+OLDEST_PROTOCOL_VERSION = 3
 
 # Tensors of a stream are sent in chunks of this many bytes. Smaller chunks are slower, and larger
 # ones hardly faster.
@@ -119,18 +122,72 @@ def digest_of(session_id: bytes) -> str:
     return session_name(session_id).hex()[:8]
 
 
-def check_version(theirs: int) -> None:
-    """Check that this server understands a peer's version of the contract.
+class Spoken(TypedDict):
+    """What one end of a handshake tells of the versions that it speaks, by the names of fields."""
+
+    protocol_version: int
+    oldest_protocol_version: int
+    release: str
+
+
+class Speaker(Protocol):
+    """A message by which the other end has told the same."""
+
+    @property
+    def protocol_version(self) -> int: ...
+
+    @property
+    def oldest_protocol_version(self) -> int: ...
+
+    @property
+    def release(self) -> str: ...
+
+
+@cache
+def release() -> str:
+    """Return the release that is installed, such as "0.1.0"; "" in a bare clone."""
+    # Only where a process meets others.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("stratagem")
+    except PackageNotFoundError:
+        return ""
+
+
+def spoken() -> Spoken:
+    """Return what this process tells of the versions that it speaks."""
+    return Spoken(
+        protocol_version=PROTOCOL_VERSION,
+        oldest_protocol_version=OLDEST_PROTOCOL_VERSION,
+        release=release(),
+    )
+
+
+def agreed_version(theirs: Speaker) -> int:
+    """Return the latest version of the contract that a client and this server speak.
 
     Raises:
-        ProtocolVersionError: It does not; the error names both versions.
+        ProtocolVersionError: There is none; the error names the versions and releases of both.
     """
-    if not OLDEST_PROTOCOL_VERSION <= theirs <= PROTOCOL_VERSION:
+    latest = theirs.protocol_version
+    oldest = theirs.oldest_protocol_version or latest
+    agreed = min(latest, PROTOCOL_VERSION)
+    if agreed < max(oldest, OLDEST_PROTOCOL_VERSION):
+        client = _versions(oldest, latest, theirs.release)
+        server = _versions(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, release())
+        older = "client" if latest < PROTOCOL_VERSION else "server"
         raise ProtocolVersionError(
-            f"the client speaks protocol version {theirs}, this server "
-            f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}; install the same "
-            "release of stratagem on both"
+            f"the client speaks {client}, this server {server}; install the release of the other "
+            f"one where the {older} runs. A cluster changes from one release to the next, and "
+            "leaves none out"
         )
+    return agreed
+
+
+def _versions(oldest: int, latest: int, of: str) -> str:
+    some = f"version {latest}" if oldest == latest else f"versions {oldest} to {latest}"
+    return f"protocol {some} (stratagem {of or 'of a bare clone, or an early one'})"
 
 
 def check_contributors(replicas_to_aggregate: int, num_workers: int) -> None:

@@ -21,7 +21,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import spoken
 from stratagem_proto.replica_addresses import replica_addresses
 from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1 import publication_pb2 as pb
@@ -105,7 +105,7 @@ class _Server:
                 yield pb.ReadVersionResponse.FromString(message)
 
     def _asking(self, channel: grpc.Channel, method: str) -> OpenSessionRequest:
-        asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_READER)
+        asking = OpenSessionRequest(role=ROLE_READER, **spoken())
         if self._token:
             proving = Proving(self._token, method)
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHALLENGE)

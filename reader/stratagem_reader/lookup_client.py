@@ -22,7 +22,7 @@ from stratagem_proto.errors import (
     VersionExpiredError,
 )
 from stratagem_proto.proofs import credential_of
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, check_token
+from stratagem_proto.protocol import SESSION_ID_BYTES, check_token, spoken
 from stratagem_proto.secret_files import TOKEN_FILE
 from stratagem_proto.v1 import lookup_pb2
 from stratagem_proto.v1.lookup_pb2 import (
@@ -306,9 +306,7 @@ class LookupClient:
 
     def _opened(self, deadline: float) -> _Session:
         session_id = os.urandom(SESSION_ID_BYTES)
-        asking = OpenSessionRequest(
-            protocol_version=PROTOCOL_VERSION, session_id=session_id, role=ROLE_READER
-        )
+        asking = OpenSessionRequest(session_id=session_id, role=ROLE_READER, **spoken())
         channel = self._channel.get()
         if self._token:
             proving = Proving(self._token, "OpenLookups")

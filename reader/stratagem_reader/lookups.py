@@ -23,9 +23,9 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import (
     MAX_NAME_LENGTH,
-    PROTOCOL_VERSION,
     SESSION_ID_BYTES,
     session_name,
+    spoken,
 )
 from stratagem_proto.v1.lookup_pb2 import (
     LookupHeader,
@@ -242,7 +242,7 @@ class Lookups:
         settings, shown = self._settings, certificate_of_caller(self._settings)
         return OpenLookupsResponse(
             session=OpenSessionResponse(
-                protocol_version=PROTOCOL_VERSION,
+                **spoken(),
                 incarnation=self._incarnation,
                 task=Task(job=settings.job, index=settings.task),
                 lease_seconds=settings.lease_seconds,

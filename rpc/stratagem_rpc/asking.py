@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import CancelledError, UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import spoken
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_OBSERVER, OpenSessionRequest
 from stratagem_proto.wire.status import CallError
@@ -25,7 +25,7 @@ Response = TypeVar("Response", bound=Message)
 
 def observer_handshake() -> OpenSessionRequest:
     """Return who asks for a status; the proof is still to come."""
-    return OpenSessionRequest(protocol_version=PROTOCOL_VERSION, role=ROLE_OBSERVER)
+    return OpenSessionRequest(role=ROLE_OBSERVER, **spoken())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import StratagemError, UnauthenticatedError
 from stratagem_proto.proofs import new_nonce, proof_of_client, proof_of_server
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import spoken
 from stratagem_proto.v1.handshake_pb2 import DESCRIPTOR, ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.status import CallError
@@ -36,7 +36,7 @@ class Proving:
 
     def __init__(self, token: str, method: str) -> None:
         self._token, self._method, self._nonce = token, method, new_nonce()
-        request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=self._nonce)
+        request = ChallengeRequest(nonce=self._nonce, **spoken())
         self.request = request.SerializeToString()
 
     def verify_challenge(self, answer: bytes) -> ChallengeResponse:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from stratagem_proto.errors import DataLossError
+from stratagem_proto.errors import DataLossError, FailedPreconditionError
 from stratagem_proto.memory import half_of_memory
+from stratagem_proto.protocol import release
 from stratagem_proto.v1.log_pb2 import LogRecord, SegmentHead
 from stratagem_storage.open_folders import OpenFolder
 from stratagem_storage.reading_ahead import read_ahead
@@ -412,9 +413,11 @@ def _head(path: Path, entries: Sequence[Entry]) -> SegmentHead:
     except DecodeError as error:
         raise DataLossError(f"{str(path)!r} has no head of a segment") from error
     if head.format != FORMAT:
-        raise DataLossError(
-            f"{str(path)!r} has format {head.format} of logs; this release reads format {FORMAT}. "
-            "Start the server with the release that wrote it"
+        raise FailedPreconditionError(
+            f"{str(path)!r} has format {head.format} of logs, by stratagem "
+            f"{head.release or 'of an early release'}; this one, {release() or 'a bare clone'}, "
+            f"reads format {FORMAT}. Start the server with that release; to change to another one "
+            "all the same, save a checkpoint with it, and begin from that"
         )
     return head
 

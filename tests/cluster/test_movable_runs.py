@@ -185,6 +185,27 @@ def test_a_run_with_a_log_goes_on_with_the_servers_that_an_earlier_one_added(
         run.end_well(went_on=True)
 
 
+def test_a_run_begins_with_more_tasks_than_servers_so_that_add_evens_them_out(
+    tmp_path: Path,
+) -> None:
+    log = "--durability", "log", "--durability-folder", str(tmp_path / "log")
+    options = "--movable", "--ps", "2", "--tasks", "4", *log, "--max-restarts", "1"
+    with running(tmp_path, *options) as run:
+        assert run.tasks() == {0: [0, 2], 1: [1, 3]}
+        moves = run.servers("add")["moves"]
+        assert moves and {each["target"] for each in moves} == {2}
+        run.await_more()
+        run.kill("ps:1", signal.SIGKILL)
+        run.await_more()
+        places = run.tasks()
+        lines = run.end_well()
+    assert [line["restart"] for line in lines if line.get("restart")] == [1]
+    with running(tmp_path, *options) as run:
+        assert run.tasks() == places
+        run.await_more()
+        run.end_well(went_on=True)
+
+
 def test_a_run_ends_when_a_server_is_killed_that_has_tasks_and_no_log(tmp_path: Path) -> None:
     with running(tmp_path, "--movable", "--ps", "2", "--max-restarts", "3") as run:
         run.kill("ps:1", signal.SIGKILL)
@@ -207,6 +228,7 @@ def test_a_run_that_keeps_its_tasks_says_how_they_could_move(tmp_path: Path) -> 
             ("--durability", "snapshot", "--durability-folder", "images"),
             "tasks cannot move with durability 'snapshot'",
         ),
+        (("--ps", "3", "--tasks", "2"), "2 tasks are too few for 3 servers"),
     ],
 )
 def test_what_does_not_go_with_movable_servers_is_refused(

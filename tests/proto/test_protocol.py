@@ -6,6 +6,7 @@ import pytest
 
 from stratagem_proto import protocol
 from stratagem_proto.errors import InvalidNameError, ProtocolVersionError
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_rpc import channel
 
 
@@ -23,11 +24,32 @@ def test_a_name_outside_the_rules_says_why(name: str, complaint: str) -> None:
         protocol.check_name(name)
 
 
-@pytest.mark.parametrize("version", [0, protocol.PROTOCOL_VERSION + 1])
-def test_a_peer_of_another_version_is_told_both(version: int) -> None:
-    both = f"version {version}, this server {protocol.PROTOCOL_VERSION}"
-    with pytest.raises(ProtocolVersionError, match=both):
-        protocol.check_version(version)
+NEWEST, OLDEST = protocol.PROTOCOL_VERSION, protocol.OLDEST_PROTOCOL_VERSION
+
+
+def speaker(latest: int, oldest: int = 0, release: str = "9.9.9") -> OpenSessionRequest:
+    return OpenSessionRequest(
+        protocol_version=latest, oldest_protocol_version=oldest, release=release
+    )
+
+
+def test_both_ends_speak_the_latest_version_that_both_know() -> None:
+    assert protocol.agreed_version(speaker(NEWEST)) == NEWEST
+    assert protocol.agreed_version(speaker(NEWEST + 1, NEWEST)) == NEWEST
+    assert protocol.agreed_version(speaker(NEWEST + 5, OLDEST)) == NEWEST
+    assert protocol.agreed_version(OpenSessionRequest(**protocol.spoken())) == NEWEST
+
+
+@pytest.mark.parametrize(
+    ("latest", "oldest"), [(0, 0), (OLDEST - 1, 0), (NEWEST + 1, 0), (NEWEST + 2, NEWEST + 1)]
+)
+def test_who_knows_none_of_the_others_versions_is_told_all(latest: int, oldest: int) -> None:
+    with pytest.raises(ProtocolVersionError) as caught:
+        protocol.agreed_version(speaker(latest, oldest))
+    theirs = f"versions {oldest} to {latest}" if oldest else f"version {latest}"
+    ours = f"version {NEWEST}" if OLDEST == NEWEST else f"versions {OLDEST} to {NEWEST}"
+    assert f"the client speaks protocol {theirs} (stratagem 9.9.9), this" in caught.value.message
+    assert f"this server protocol {ours} (stratagem {protocol.release()})" in caught.value.message
 
 
 def test_a_deadline_grows_with_the_data_and_the_wait() -> None:

@@ -14,7 +14,7 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import PROTOCOL_VERSION, spoken
 from stratagem_proto.v1.handshake_pb2 import ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import (
     ROLE_CHIEF,
@@ -154,7 +154,7 @@ def test_a_server_that_does_not_know_the_token_learns_nothing(proof: bytes, says
     ((method, told),) = impostor.received
     assert method == f"/{_SERVICE}/Challenge"
     sent = ChallengeRequest.FromString(told)
-    assert sent == ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=sent.nonce)
+    assert sent == ChallengeRequest(nonce=sent.nonce, **spoken())
     assert TOKEN not in str(caught.value)
 
 

@@ -88,11 +88,12 @@ class RawClient:
         return self.shake_hands(self.shake_hands(version=version).incarnation, version)
 
     def shake_hands(
-        self, run: bytes = b"", version: int = PROTOCOL_VERSION
+        self, run: bytes = b"", version: int = PROTOCOL_VERSION, oldest: int = 0
     ) -> session_pb2.OpenSessionResponse:
         """Opens the session if the server is that run."""
         request = session_pb2.OpenSessionRequest(
             protocol_version=version,
+            oldest_protocol_version=oldest,
             session_id=self.session_id[:SESSION_ID_BYTES],
             role=self.role,
             task=self.task,

@@ -349,5 +349,5 @@ def test_an_index_of_a_later_release_is_refused(tmp_path: Path) -> None:
 
     document["crc32"] = zlib.crc32(canonical(document["content"]))
     (folder / "index.json").write_bytes(canonical(document))
-    with pytest.raises(StratagemError, match="install a later one"):
+    with pytest.raises(StratagemError, match="has format 99 of checkpoints, by stratagem"):
         open_checkpoint(folder)

@@ -11,7 +11,7 @@ import grpc
 
 from stratagem_proto.errors import NotFoundError, WorkerLostError
 from stratagem_proto.memory import half_of_memory
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import spoken
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.wire.payloads import Pieces
@@ -136,7 +136,7 @@ async def _copy_from_worker(place: pb.ResultPlace, settings: WorkerSettings) -> 
         ResourceExhaustedError: It sends more than half of the memory.
     """
     asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION,
+        **spoken(),
         session_id=place.session_id,
         role=ROLE_WORKER,
         task=Task(job=settings.job, index=settings.task),

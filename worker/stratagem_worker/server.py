@@ -30,7 +30,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES, digest_of
+from stratagem_proto.protocol import SESSION_ID_BYTES, digest_of, spoken
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
@@ -115,7 +115,7 @@ class WorkerState:
         sockets, shown = self.frame_sockets, certificate_of_caller(self.settings)
         return pb.WorkerSessionOpened(
             session=OpenSessionResponse(
-                protocol_version=PROTOCOL_VERSION,
+                **spoken(),
                 incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,

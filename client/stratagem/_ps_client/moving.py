@@ -158,7 +158,7 @@ class Servers:
             raise FailedPreconditionError(
                 f"there is nothing to give to server {found.server}: no server has two tasks with "
                 "variables of which one is worth a move. A cluster uses no more servers than it "
-                "has tasks"
+                "has tasks; begin it with more, as by `stratagem run --movable --tasks 8`"
             )
         self._calls.set_draining(address, False)
         self._carry_out(moves, survey, effort)

@@ -16,11 +16,11 @@ from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.proofs import credential_of
 from stratagem_proto.protocol import (
-    PROTOCOL_VERSION,
     REACHED_BYTES,
     RUN_BYTES,
     SESSION_ID_BYTES,
     check_token,
+    spoken,
 )
 from stratagem_proto.v1.parameter_server_service_pb2 import DESCRIPTOR as SERVICE_FILE
 from stratagem_proto.v1.session_pb2 import (
@@ -266,7 +266,7 @@ def farewell(session: ServerSession) -> Request[CloseSessionResponse]:
 def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
     """Return what opens the session of that identifier, with a server of any kind."""
     return OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION,
+        **spoken(),
         session_id=identifier,
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),

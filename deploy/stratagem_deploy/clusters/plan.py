@@ -140,7 +140,9 @@ class Storage:
         return (*restore, *policy, "--durability", self.durability, *folder)
 
 
-def check_servers(ps: int, storage: Storage, replicas: int = 1, movable: bool = False) -> None:
+def check_servers(
+    ps: int, storage: Storage, replicas: int = 1, movable: bool = False, tasks: int = 0
+) -> None:
     """Check that the parameter servers of a cluster can be what they are to be.
 
     Args:
@@ -148,12 +150,33 @@ def check_servers(ps: int, storage: Storage, replicas: int = 1, movable: bool = 
         storage: What they find on disk, and keep there.
         replicas: How many replicas each task has.
         movable: Whether tasks may move between them.
+        tasks: How many tasks they have; 0 for as many.
 
     Raises:
         InvalidArgumentError: They cannot.
         FailedPreconditionError: Another number of servers wrote the checkpoint to begin with.
     """
-    storage.check_written_by(ps)
+    storage.check_written_by(tasks or ps)
+    _check_tasks(ps, movable, tasks)
+    _check_replicas(ps, storage, replicas)
+    if movable:
+        _check_movable(ps, storage, replicas)
+
+
+def _check_tasks(ps: int, movable: bool, tasks: int) -> None:
+    if tasks and not movable:
+        raise InvalidArgumentError(
+            f"{tasks} tasks are of use only where they can move to more servers; ask for movable, "
+            "or leave the number of tasks out, and each server has one"
+        )
+    if tasks and tasks < ps:
+        raise InvalidArgumentError(
+            f"{tasks} tasks are too few for {ps} servers, each of which begins with one at least; "
+            "ask for more tasks, or for fewer servers"
+        )
+
+
+def _check_replicas(ps: int, storage: Storage, replicas: int) -> None:
     if not 1 <= replicas <= MOST_REPLICAS:
         raise InvalidArgumentError(
             f"{replicas} replicas of each parameter server cannot be; ask for 1, or for "
@@ -169,8 +192,9 @@ def check_servers(ps: int, storage: Storage, replicas: int = 1, movable: bool = 
             "replicas cannot have durability 'snapshot': one that is started again would have a "
             "state of the past. Use 'log', or 'none', with which the other replica has the state"
         )
-    if not movable:
-        return
+
+
+def _check_movable(ps: int, storage: Storage, replicas: int) -> None:
     if not ps:
         raise InvalidArgumentError(
             "a cluster without parameter servers has no tasks that could move; ask for servers, or "
@@ -238,6 +262,30 @@ def servers_with_tasks(arbiter: Path, tasks: int) -> Set[int]:
     registers = [FileRegister(str(arbiter), ServerSettings(task=task)) for task in range(tasks)]
     views = [register.read(Deadline(_READ_SECONDS)) for register in registers]
     return {view.primary.index for view in views if view is not None and view.HasField("primary")}
+
+
+def begin_tasks(arbiter: Path, tasks: int, servers: int) -> None:
+    """Have an arbiter of this host know on which server each task begins, unless it does already.
+
+    Args:
+        arbiter: Its folder.
+        tasks: How many tasks the cluster has.
+        servers: How many servers it begins with.
+
+    Raises:
+        UnavailableError: The disk fails.
+        DataLossError: A file of the arbiter is damaged.
+    """
+    # As above.
+    from stratagem_proto.v1.replication_pb2 import Replica, View
+    from stratagem_psserver.replication.arbiter import Deadline
+    from stratagem_psserver.replication.registers import FileRegister
+
+    for task in range(tasks):
+        # The server of that number takes it as its own of before.
+        view = View(epoch=1, primary=Replica(index=task % servers))
+        register = FileRegister(str(arbiter), ServerSettings(task=task))
+        register.replace(None, view, Deadline(_READ_SECONDS))
 
 
 _NO_REPLICATION: Mapping[str, int | str] = {}

@@ -28,9 +28,11 @@ from stratagem_proto.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
+    StratagemError,
     UnavailableError,
 )
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus, Standing, View
+from stratagem_proto.v1.session_pb2 import ROLE_OPERATOR
 from stratagem_rpc.asking import begin_status
 from stratagem_rpc.channel import open_channel
 
@@ -295,11 +297,55 @@ def replica_standings(
     return standings
 
 
-Which: TypeAlias = int | Literal["primary", "backup"]
-"""A replica of a task, by its number or by what it is at present."""
-
 _ASKING_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+
+
+def places_of_tasks(
+    addresses: Sequence[str], tasks: int, token: str, timeout: float
+) -> Sequence[str]:
+    """Return where the tasks of servers that share them are, once all are served.
+
+    Args:
+        addresses: The servers.
+        tasks: How many tasks there are.
+        token: The secret of the cluster.
+        timeout: The longest wait, in seconds.
+
+    Raises:
+        DeadlineExceededError: One is not served by then.
+    """
+    # These load PyTorch, for which runs whose tasks stay do not wait.
+    from stratagem._ps_client.session import Identity
+    from stratagem._ps_client.survey import ServerCalls
+
+    calls, deadline = ServerCalls(Identity(ROLE_OPERATOR, token=token)), time.monotonic() + timeout
+    while True:
+        views: dict[int, View] = {}
+        for answer in calls.locate(addresses).values():
+            views.update({} if isinstance(answer, StratagemError) else answer)
+        found = {task: views[task].primary.address for task in range(tasks) if task in views}
+        known = {task: address for task, address in found.items() if address}
+        # An address may be of an earlier process, and another one may have it by now.
+        said = replica_standings([*known.values()], token, _ASKING_SECONDS)
+        served = [
+            task
+            for task, one in zip(known, said, strict=True)
+            if one and one.standing == STANDING_PRIMARY and one.view == views[task]
+        ]
+        if len(served) == tasks:
+            return [known[task] for task in range(tasks)]
+        if time.monotonic() > deadline:
+            missing = sorted({*range(tasks)} - {*served})
+            raise DeadlineExceededError(
+                f"nobody serves /job:ps/task:{missing[0]} after {timeout:g} s, of {tasks} tasks "
+                f"{len(missing)}; look at the logs of the servers (--verbose)"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+Which: TypeAlias = int | Literal["primary", "backup"]
+"""A replica of a task, by its number or by what it is at present."""
 
 
 class ReplicatedServer(RestartableServer):

@@ -72,7 +72,8 @@ def run(
     --max-restarts says, and comes back as the backup. The run ends when both have ended at once.
 
     With --movable, `stratagem servers` moves tasks between the servers in another shell, and
-    `stratagem servers add` starts one more. A server that ends gives its tasks to the others before
+    `stratagem servers add` starts one more, which gets its share of the tasks if there are more of
+    them than servers (--tasks). A server that ends gives its tasks to the others before
     if it can. One that has none is started again, whatever --max-restarts says, and takes tasks
     when it is added.
 
@@ -101,7 +102,7 @@ def run(
         folders = Storage.at(
             options.restore, options.durability, options.durability_folder, options.policy
         )
-        check_servers(options.ps, folders, options.replicas, options.movable)
+        check_servers(options.ps, folders, options.replicas, options.movable, options.tasks)
         notice = notice_at(options.notice) if options.notice else None
     except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error

@@ -25,6 +25,7 @@ from stratagem_deploy.certificates.subjects import LocalAuthority, Subject
 from stratagem_deploy.clusters.plan import (
     Storage,
     arbiter_folder,
+    begin_tasks,
     replica_options,
     servers_with_tasks,
 )
@@ -33,6 +34,7 @@ from stratagem_deploy.clusters.servers import (
     ServerCommand,
     ServerProcess,
     patience_for_restarts,
+    places_of_tasks,
     replicated,
     serving,
 )
@@ -91,6 +93,12 @@ class RunOptions(ProcessSettings):
     movable: bool = Field(
         False,
         description="Let tasks move between servers while the script runs, by `stratagem servers`.",
+    )
+    tasks: int = Field(
+        0,
+        ge=0,
+        description="Tasks that --movable servers share, as many as there may be servers one day; "
+        "0 for one on each.",
     )
     coordinators: int = Field(
         0,
@@ -214,22 +222,35 @@ class RunServers:
         """How many parameter servers the run needs, with those that an earlier run has added."""
         if not self._options.movable:
             return self._options.ps
-        return max(
-            [
-                self._options.ps,
-                *(1 + number for number in self._with_tasks()),
-            ]
-        )
+        return max([self._options.ps, *(1 + number for number in self._with_tasks())])
 
     def is_empty(self, name: str) -> bool:
         """Return whether the parameter server of a process has no task of the cluster."""
         number = int(self.tasks[name].removeprefix("ps:"))
-        return self._options.movable and number not in servers_with_tasks(
-            self._arbiter, self._options.ps
-        )
+        return self._options.movable and number not in self._with_tasks()
 
     def _with_tasks(self) -> Set[int]:
-        return servers_with_tasks(self._arbiter, self._options.ps)
+        return servers_with_tasks(self._arbiter, self._options.tasks or self._options.ps)
+
+    def begin_tasks(self) -> None:
+        """Give each server its share of the tasks, before it starts."""
+        if self._options.tasks:
+            begin_tasks(self._arbiter, self._options.tasks, self._options.ps)
+
+    def places(self, own: Sequence[str], seconds: float) -> Sequence[str]:
+        """Return where each task is found, once servers serve all of them.
+
+        Args:
+            own: The addresses of the servers.
+            seconds: The longest wait.
+
+        Raises:
+            DeadlineExceededError: They do not in time.
+        """
+        if not self._options.tasks:
+            return own
+        found = places_of_tasks(own, self._options.tasks, self._credentials.token, seconds)
+        return [*own, *found[len(own) :]]
 
     def start(self, names: Sequence[str]) -> None:
         """Start processes again that have ended."""
@@ -429,6 +450,7 @@ class ScriptRun:
         if credentials.of_operator is not None:
             resources.enter_context(presenting(credentials.of_operator))
         self._start_servers(addresses, credentials)
+        cluster["ps"] = [*self._servers.places(cluster["ps"], _SERVER_START_SECONDS)]
         self._interruptible = False
         folder = credentials.token_file.parent
         # By which `stratagem status` and similar commands find this run.
@@ -467,6 +489,7 @@ class ScriptRun:
         if self._options.coordinators:
             self._started += servers.new_workers(addresses["worker"])
         self._servers = servers
+        servers.begin_tasks()
         self._resources.enter_context(serving(self._started, _SERVER_START_SECONDS))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

@@ -47,19 +47,35 @@ def standing_word(status: ReplicationStatus) -> str:
 
 
 def replica_words(status: ReplicationStatus) -> str:
-    """Return what a replica is, in which epoch, and how far the backup is behind."""
-    words = [standing_word(status)]
-    if status.HasField("view"):
-        words.append(f"epoch {status.view.epoch}")
+    """Return what a replica is, in which epoch, and how far the backup is behind.
+
+    Of a task that may move, return where it is.
+    """
     if status.is_movable:
-        words.append(f"server {status.replica.index}")
-    elif status.standing == STANDING_PRIMARY and not status.view.HasField("backup"):
-        words.append("no backup")
+        words = [_where(status)]
+    else:
+        words = [standing_word(status)]
+        if status.HasField("view"):
+            words.append(f"epoch {status.view.epoch}")
+        if status.standing == STANDING_PRIMARY and not status.view.HasField("backup"):
+            words.append("no backup")
     if status.behind:
         words.append(f"{status.behind} records behind")
     if status.trouble:
         words.append(status.trouble)
     return ", ".join(words)
+
+
+def _where(status: ReplicationStatus) -> str:
+    """Return where a task is that may move, in words."""
+    own, view = f"server {status.replica.index}", status.view
+    if status.standing == STANDING_PRIMARY:
+        goes = f", goes to server {view.backup.index}" if view.HasField("backup") else ""
+        return f"on {own}{goes}"
+    if status.standing == STANDING_CATCHING_UP:
+        there = f", but on server {view.primary.index}" if view.HasField("primary") else ""
+        return f"not on {own}{there}"
+    return f"{standing_word(status)}, {own}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,7 @@ class ServerRow:
 
     server: str
     address: str
+    release: str = ""
     up: str = ""
     clients: str = ""
     holds: str = ""
@@ -81,6 +98,7 @@ class ClientRow:
 
     client: str
     role: str
+    release: str
     last_heard_of: str
     servers: str
     own_time: str
@@ -152,7 +170,25 @@ def server_rows(answers: Iterable[ServerAnswer]) -> Iterator[ServerRow]:
         else:
             holds, doing = _of_worker_server(status.worker_server)
         up, clients = span(status.uptime_seconds), str(len(status.sessions))
-        yield ServerRow(answer.label, address, up, clients, holds, doing)
+        release = status.versions.get("stratagem", "")
+        yield ServerRow(answer.label, address, release, up, clients, holds, doing)
+
+
+def mixture(answers: Iterable[ServerAnswer]) -> str:
+    """Return which processes run which releases, as a sentence; "" if all run the same one."""
+    found: dict[str, set[str]] = {}
+    for label, status in statuses(answers):
+        # Of an early release, which does not say it of itself.
+        found.setdefault(status.versions.get("stratagem", ""), set()).add(label)
+        for session in status.sessions:
+            if session.task.job:
+                client = f"{session.task.job}:{session.task.index}"
+                found.setdefault(session.release, set()).add(client)
+    known = {release: who for release, who in found.items() if release}
+    if len(known) < 2:
+        return ""
+    each = [f"{release} ({', '.join(sorted(who))})" for release, who in sorted(known.items())]
+    return f"Releases are mixed: {'; '.join(each)}."
 
 
 def exposure(answers: Iterable[ServerAnswer]) -> str:
@@ -220,7 +256,9 @@ def client_rows(answers: Iterable[ServerAnswer]) -> Iterator[ClientRow]:
     for key, sessions in sorted(found.items(), key=lambda each: _numbered(each[0])):
         silence = min(session.silent_seconds for session in sessions)
         paces = [span(each.pace.own_seconds) for each in sessions if each.HasField("pace")]
-        yield ClientRow(*key, f"{span(silence)} ago", str(len(sessions)), paces[0] if paces else "")
+        releases = sorted({session.release for session in sessions if session.release})
+        heard, pace = f"{span(silence)} ago", paces[0] if paces else ""
+        yield ClientRow(*key, ", ".join(releases), heard, str(len(sessions)), pace)
 
 
 def _numbered(client: tuple[str, str]) -> tuple[str, int, str]:

@@ -132,8 +132,8 @@ def tables(
     servers = _table("Servers", *headings(rows.ServerRow)[:-1])
     for *shown, doing, problem in map(astuple, rows.server_rows(answers)):
         servers.add_row(*shown, f"[red]{escape(problem)}[/red]" if problem else doing)
-    if sentence := rows.exposure(answers):
-        servers.caption, servers.caption_justify = sentence, "left"
+    if sentences := [each for each in (rows.exposure(answers), rows.mixture(answers)) if each]:
+        servers.caption, servers.caption_justify = "\n".join(sentences), "left"
     yield servers
 
     called, before = of_clients(answers), of_clients(earlier)

@@ -26,7 +26,7 @@ from stratagem_proto.v1 import access_pb2 as stratagem__proto_dot_v1_dot_access_
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stratagem_proto/v1/handshake.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\";\n\x10\x43hallengeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"r\n\x11\x43hallengeResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x32v\n\x10HandshakeService\x12\x62\n\tChallenge\x12$.stratagem_proto.v1.ChallengeRequest\x1a%.stratagem_proto.v1.ChallengeResponse\"\x08\xa2\xd4\x18\x04\x18\x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stratagem_proto/v1/handshake.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a stratagem_proto/v1/session.proto\"m\n\x10\x43hallengeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x1f\n\x17oldest_protocol_version\x18\x03 \x01(\r\x12\x0f\n\x07release\x18\x04 \x01(\t\"r\n\x11\x43hallengeResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x32v\n\x10HandshakeService\x12\x62\n\tChallenge\x12$.stratagem_proto.v1.ChallengeRequest\x1a%.stratagem_proto.v1.ChallengeResponse\"\x08\xa2\xd4\x18\x04\x18\x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKESERVICE'].methods_by_name['Challenge']._loaded_options = None
   _globals['_HANDSHAKESERVICE'].methods_by_name['Challenge']._serialized_options = b'\242\324\030\004\030\001(\001'
   _globals['_CHALLENGEREQUEST']._serialized_start=125
-  _globals['_CHALLENGEREQUEST']._serialized_end=184
-  _globals['_CHALLENGERESPONSE']._serialized_start=186
-  _globals['_CHALLENGERESPONSE']._serialized_end=300
-  _globals['_HANDSHAKESERVICE']._serialized_start=302
-  _globals['_HANDSHAKESERVICE']._serialized_end=420
+  _globals['_CHALLENGEREQUEST']._serialized_end=234
+  _globals['_CHALLENGERESPONSE']._serialized_start=236
+  _globals['_CHALLENGERESPONSE']._serialized_end=350
+  _globals['_HANDSHAKESERVICE']._serialized_start=352
+  _globals['_HANDSHAKESERVICE']._serialized_end=470
 # @@protoc_insertion_point(module_scope)

@@ -7,12 +7,16 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChallengeRequest(_message.Message):
-    __slots__ = ("protocol_version", "nonce")
+    __slots__ = ("protocol_version", "nonce", "oldest_protocol_version", "release")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     nonce: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    oldest_protocol_version: int
+    release: str
+    def __init__(self, protocol_version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., oldest_protocol_version: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class ChallengeResponse(_message.Message):
     __slots__ = ("task", "incarnation", "challenge", "proof")

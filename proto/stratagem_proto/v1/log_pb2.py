@@ -29,7 +29,7 @@ from stratagem_proto.v1 import recorded_reply_pb2 as stratagem__proto_dot_v1_dot
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstratagem_proto/v1/log.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/barrier.proto\x1a stratagem_proto/v1/closure.proto\x1a$stratagem_proto/v1/consistency.proto\x1a\'stratagem_proto/v1/recorded_reply.proto\x1a stratagem_proto/v1/session.proto\"\xcd\x01\n\x0bSegmentHead\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12,\n\x07kernels\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.Kernels\x12\x14\n\x0cunix_seconds\x18\x06 \x01(\x01\x12\x0b\n\x03run\x18\x07 \x01(\x0c\x12\x11\n\trun_after\x18\x08 \x01(\x04\"=\n\x07Kernels\x12\r\n\x05torch\x18\x01 \x01(\t\x12\x0f\n\x07threads\x18\x02 \x01(\r\x12\x12\n\ncapability\x18\x03 \x01(\t\"\xfb\x04\n\tLogRecord\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12\x36\n\x08mutation\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.LoggedMutationH\x00\x12\x33\n\x06opened\x18\x03 \x01(\x0b\x32!.stratagem_proto.v1.OpenedSessionH\x00\x12\x31\n\x05\x65nded\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.EndedSessionH\x00\x12\x35\n\x08\x66inished\x18\x05 \x01(\x0b\x32!.stratagem_proto.v1.FinishedStepsH\x00\x12\x35\n\x07\x62\x61rrier\x18\x06 \x01(\x0b\x32\".stratagem_proto.v1.BarrierRequestH\x00\x12\x32\n\x07\x61rrival\x18\x07 \x01(\x0b\x32\x1f.stratagem_proto.v1.StepArrivalH\x00\x12\x30\n\x06permit\x18\x08 \x01(\x0b\x32\x1e.stratagem_proto.v1.StepPermitH\x00\x12:\n\x08\x63losures\x18\t \x01(\x0b\x32&.stratagem_proto.v1.EndClosuresRequestH\x00\x12\x13\n\treclaimed\x18\n \x01(\x08H\x00\x12\x0e\n\x04leap\x18\x0b \x01(\x08H\x00\x12\x0e\n\x04mark\x18\x0c \x01(\x08H\x00\x12\x35\n\x07gave_up\x18\r \x01(\x0b\x32\".stratagem_proto.v1.GivenUpWorkersH\x00\x12\x32\n\x06passed\x18\x0e \x01(\x0b\x32 .stratagem_proto.v1.TablePassageH\x00\x42\x08\n\x06\x63hange\"6\n\x0cTablePassage\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x14\n\x0cmilliseconds\x18\x02 \x01(\x04\"t\n\x0eLoggedMutation\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12\x30\n\x05reply\x18\x03 \x01(\x0b\x32!.stratagem_proto.v1.RecordedReply\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\"\xec\x01\n\rOpenedSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06\x63lient\x18\x04 \x01(\x0c\x12\x0f\n\x07program\x18\x05 \x01(\x0c\x12\x0f\n\x07process\x18\x06 \x01(\x0c\x12\x33\n\x08\x66iltered\x18\x07 \x01(\x0b\x32!.stratagem_proto.v1.FilteredTasks\x12\x10\n\x08ps_tasks\x18\x08 \x01(\r\"=\n\x0c\x45ndedSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"\x1f\n\x0eGivenUpWorkers\x12\r\n\x05tasks\x18\x01 \x03(\t\"E\n\rFinishedSteps\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"_\n\x0bStepArrival\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12,\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\"I\n\nStepPermit\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstratagem_proto/v1/log.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/barrier.proto\x1a stratagem_proto/v1/closure.proto\x1a$stratagem_proto/v1/consistency.proto\x1a\'stratagem_proto/v1/recorded_reply.proto\x1a stratagem_proto/v1/session.proto\"\xde\x01\n\x0bSegmentHead\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12,\n\x07kernels\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.Kernels\x12\x14\n\x0cunix_seconds\x18\x06 \x01(\x01\x12\x0b\n\x03run\x18\x07 \x01(\x0c\x12\x11\n\trun_after\x18\x08 \x01(\x04\x12\x0f\n\x07release\x18\t \x01(\t\"=\n\x07Kernels\x12\r\n\x05torch\x18\x01 \x01(\t\x12\x0f\n\x07threads\x18\x02 \x01(\r\x12\x12\n\ncapability\x18\x03 \x01(\t\"\xfb\x04\n\tLogRecord\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12\x36\n\x08mutation\x18\x02 \x01(\x0b\x32\".stratagem_proto.v1.LoggedMutationH\x00\x12\x33\n\x06opened\x18\x03 \x01(\x0b\x32!.stratagem_proto.v1.OpenedSessionH\x00\x12\x31\n\x05\x65nded\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.EndedSessionH\x00\x12\x35\n\x08\x66inished\x18\x05 \x01(\x0b\x32!.stratagem_proto.v1.FinishedStepsH\x00\x12\x35\n\x07\x62\x61rrier\x18\x06 \x01(\x0b\x32\".stratagem_proto.v1.BarrierRequestH\x00\x12\x32\n\x07\x61rrival\x18\x07 \x01(\x0b\x32\x1f.stratagem_proto.v1.StepArrivalH\x00\x12\x30\n\x06permit\x18\x08 \x01(\x0b\x32\x1e.stratagem_proto.v1.StepPermitH\x00\x12:\n\x08\x63losures\x18\t \x01(\x0b\x32&.stratagem_proto.v1.EndClosuresRequestH\x00\x12\x13\n\treclaimed\x18\n \x01(\x08H\x00\x12\x0e\n\x04leap\x18\x0b \x01(\x08H\x00\x12\x0e\n\x04mark\x18\x0c \x01(\x08H\x00\x12\x35\n\x07gave_up\x18\r \x01(\x0b\x32\".stratagem_proto.v1.GivenUpWorkersH\x00\x12\x32\n\x06passed\x18\x0e \x01(\x0b\x32 .stratagem_proto.v1.TablePassageH\x00\x42\x08\n\x06\x63hange\"6\n\x0cTablePassage\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x14\n\x0cmilliseconds\x18\x02 \x01(\x04\"t\n\x0eLoggedMutation\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12\x30\n\x05reply\x18\x03 \x01(\x0b\x32!.stratagem_proto.v1.RecordedReply\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\"\xec\x01\n\rOpenedSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06\x63lient\x18\x04 \x01(\x0c\x12\x0f\n\x07program\x18\x05 \x01(\x0c\x12\x0f\n\x07process\x18\x06 \x01(\x0c\x12\x33\n\x08\x66iltered\x18\x07 \x01(\x0b\x32!.stratagem_proto.v1.FilteredTasks\x12\x10\n\x08ps_tasks\x18\x08 \x01(\r\"=\n\x0c\x45ndedSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"\x1f\n\x0eGivenUpWorkers\x12\r\n\x05tasks\x18\x01 \x03(\t\"E\n\rFinishedSteps\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"_\n\x0bStepArrival\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12,\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\"I\n\nStepPermit\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,25 +37,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.log_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SEGMENTHEAD']._serialized_start=234
-  _globals['_SEGMENTHEAD']._serialized_end=439
-  _globals['_KERNELS']._serialized_start=441
-  _globals['_KERNELS']._serialized_end=502
-  _globals['_LOGRECORD']._serialized_start=505
-  _globals['_LOGRECORD']._serialized_end=1140
-  _globals['_TABLEPASSAGE']._serialized_start=1142
-  _globals['_TABLEPASSAGE']._serialized_end=1196
-  _globals['_LOGGEDMUTATION']._serialized_start=1198
-  _globals['_LOGGEDMUTATION']._serialized_end=1314
-  _globals['_OPENEDSESSION']._serialized_start=1317
-  _globals['_OPENEDSESSION']._serialized_end=1553
-  _globals['_ENDEDSESSION']._serialized_start=1555
-  _globals['_ENDEDSESSION']._serialized_end=1616
-  _globals['_GIVENUPWORKERS']._serialized_start=1618
-  _globals['_GIVENUPWORKERS']._serialized_end=1649
-  _globals['_FINISHEDSTEPS']._serialized_start=1651
-  _globals['_FINISHEDSTEPS']._serialized_end=1720
-  _globals['_STEPARRIVAL']._serialized_start=1722
-  _globals['_STEPARRIVAL']._serialized_end=1817
-  _globals['_STEPPERMIT']._serialized_start=1819
-  _globals['_STEPPERMIT']._serialized_end=1892
+  _globals['_SEGMENTHEAD']._serialized_end=456
+  _globals['_KERNELS']._serialized_start=458
+  _globals['_KERNELS']._serialized_end=519
+  _globals['_LOGRECORD']._serialized_start=522
+  _globals['_LOGRECORD']._serialized_end=1157
+  _globals['_TABLEPASSAGE']._serialized_start=1159
+  _globals['_TABLEPASSAGE']._serialized_end=1213
+  _globals['_LOGGEDMUTATION']._serialized_start=1215
+  _globals['_LOGGEDMUTATION']._serialized_end=1331
+  _globals['_OPENEDSESSION']._serialized_start=1334
+  _globals['_OPENEDSESSION']._serialized_end=1570
+  _globals['_ENDEDSESSION']._serialized_start=1572
+  _globals['_ENDEDSESSION']._serialized_end=1633
+  _globals['_GIVENUPWORKERS']._serialized_start=1635
+  _globals['_GIVENUPWORKERS']._serialized_end=1666
+  _globals['_FINISHEDSTEPS']._serialized_start=1668
+  _globals['_FINISHEDSTEPS']._serialized_end=1737
+  _globals['_STEPARRIVAL']._serialized_start=1739
+  _globals['_STEPARRIVAL']._serialized_end=1834
+  _globals['_STEPPERMIT']._serialized_start=1836
+  _globals['_STEPPERMIT']._serialized_end=1909
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SegmentHead(_message.Message):
-    __slots__ = ("format", "incarnation", "task", "first", "kernels", "unix_seconds", "run", "run_after")
+    __slots__ = ("format", "incarnation", "task", "first", "kernels", "unix_seconds", "run", "run_after", "release")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class SegmentHead(_message.Message):
     UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     RUN_AFTER_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     format: int
     incarnation: bytes
     task: _session_pb2.Task
@@ -28,7 +29,8 @@ class SegmentHead(_message.Message):
     unix_seconds: float
     run: bytes
     run_after: int
-    def __init__(self, format: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., first: _Optional[int] = ..., kernels: _Optional[_Union[Kernels, _Mapping]] = ..., unix_seconds: _Optional[float] = ..., run: _Optional[bytes] = ..., run_after: _Optional[int] = ...) -> None: ...
+    release: str
+    def __init__(self, format: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., first: _Optional[int] = ..., kernels: _Optional[_Union[Kernels, _Mapping]] = ..., unix_seconds: _Optional[float] = ..., run: _Optional[bytes] = ..., run_after: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class Kernels(_message.Message):
     __slots__ = ("torch", "threads", "capability")

@@ -61,7 +61,7 @@ class FilteredTasks(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[FilteredTask, _Mapping]]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol_version", "session_id", "role", "task", "client", "incarnation", "program", "process", "filtered", "ps_tasks", "proof", "reached")
+    __slots__ = ("protocol_version", "session_id", "role", "task", "client", "incarnation", "program", "process", "filtered", "ps_tasks", "proof", "reached", "oldest_protocol_version", "release")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,8 @@ class OpenSessionRequest(_message.Message):
     PS_TASKS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session_id: bytes
     role: Role
@@ -86,7 +88,9 @@ class OpenSessionRequest(_message.Message):
     ps_tasks: int
     proof: Proof
     reached: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., client: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., program: _Optional[bytes] = ..., process: _Optional[bytes] = ..., filtered: _Optional[_Union[FilteredTasks, _Mapping]] = ..., ps_tasks: _Optional[int] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., reached: _Optional[bytes] = ...) -> None: ...
+    oldest_protocol_version: int
+    release: str
+    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., client: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., program: _Optional[bytes] = ..., process: _Optional[bytes] = ..., filtered: _Optional[_Union[FilteredTasks, _Mapping]] = ..., ps_tasks: _Optional[int] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., reached: _Optional[bytes] = ..., oldest_protocol_version: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class Reached(_message.Message):
     __slots__ = ("reached",)
@@ -95,7 +99,7 @@ class Reached(_message.Message):
     def __init__(self, reached: _Optional[bytes] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "task", "lease_seconds", "max_chunk_bytes", "max_request_bytes", "last_sequence", "restored", "frame_sockets", "reconnect_seconds", "replicas")
+    __slots__ = ("protocol_version", "incarnation", "task", "lease_seconds", "max_chunk_bytes", "max_request_bytes", "last_sequence", "restored", "frame_sockets", "reconnect_seconds", "replicas", "oldest_protocol_version", "release")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +111,8 @@ class OpenSessionResponse(_message.Message):
     FRAME_SOCKETS_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: bytes
     task: Task
@@ -118,7 +124,9 @@ class OpenSessionResponse(_message.Message):
     frame_sockets: FrameSockets
     reconnect_seconds: float
     replicas: int
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., max_chunk_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., last_sequence: _Optional[int] = ..., restored: bool = ..., frame_sockets: _Optional[_Union[FrameSockets, _Mapping]] = ..., reconnect_seconds: _Optional[float] = ..., replicas: _Optional[int] = ...) -> None: ...
+    oldest_protocol_version: int
+    release: str
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., max_chunk_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., last_sequence: _Optional[int] = ..., restored: bool = ..., frame_sockets: _Optional[_Union[FrameSockets, _Mapping]] = ..., reconnect_seconds: _Optional[float] = ..., replicas: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class FrameSockets(_message.Message):
     __slots__ = ("name", "port", "data_port", "secret", "session_id")

@@ -60,7 +60,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., incarnation: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., versions: _Optional[_Mapping[str, str]] = ..., lost: _Optional[_Iterable[_Union[LostClient, _Mapping]]] = ..., insecure: bool = ..., parameter_server: _Optional[_Union[ParameterServerStatus, _Mapping]] = ..., worker_server: _Optional[_Union[WorkerServerStatus, _Mapping]] = ..., reader_server: _Optional[_Union[ReaderServerStatus, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("role", "task", "silent_seconds", "idle_seconds", "doing", "awaited", "released_seconds", "waits", "pace", "digest", "received_bytes", "sent_bytes", "scalars")
+    __slots__ = ("role", "task", "silent_seconds", "idle_seconds", "doing", "awaited", "released_seconds", "waits", "pace", "digest", "received_bytes", "sent_bytes", "scalars", "release")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class SessionStatus(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     role: _session_pb2.Role
     task: _session_pb2.Task
     silent_seconds: float
@@ -87,7 +88,8 @@ class SessionStatus(_message.Message):
     received_bytes: int
     sent_bytes: int
     scalars: _containers.RepeatedCompositeFieldContainer[_session_pb2.Scalar]
-    def __init__(self, role: _Optional[_Union[_session_pb2.Role, str]] = ..., task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., doing: _Optional[str] = ..., awaited: _Optional[_Iterable[_Union[_session_pb2.AwaitedAnswer, _Mapping]]] = ..., released_seconds: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., pace: _Optional[_Union[_session_pb2.StepPace, _Mapping]] = ..., digest: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., scalars: _Optional[_Iterable[_Union[_session_pb2.Scalar, _Mapping]]] = ...) -> None: ...
+    release: str
+    def __init__(self, role: _Optional[_Union[_session_pb2.Role, str]] = ..., task: _Optional[_Union[_session_pb2.Task, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., doing: _Optional[str] = ..., awaited: _Optional[_Iterable[_Union[_session_pb2.AwaitedAnswer, _Mapping]]] = ..., released_seconds: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., pace: _Optional[_Union[_session_pb2.StepPace, _Mapping]] = ..., digest: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., scalars: _Optional[_Iterable[_Union[_session_pb2.Scalar, _Mapping]]] = ..., release: _Optional[str] = ...) -> None: ...
 
 class LostClient(_message.Message):
     __slots__ = ("role", "task", "why", "seconds", "doing")

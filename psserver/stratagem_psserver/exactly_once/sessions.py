@@ -61,6 +61,7 @@ class Session:
         numbering: Which of its requests were applied.
         received: Bytes of tensors that it has sent.
         sent: Bytes of tensors in answers to it.
+        release: The release of stratagem that it runs; "" where that is not known.
         opened: Its place in the order in which sessions were opened. To resume it changes nothing.
     """
 
@@ -81,6 +82,7 @@ class Session:
     numbering: Numbering = field(default_factory=Numbering)
     received: int = 0
     sent: int = 0
+    release: str = ""
     opened: int = 0
 
     def __post_init__(self) -> None:

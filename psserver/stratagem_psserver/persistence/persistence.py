@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.protocol import RUN_BYTES
+from stratagem_proto.protocol import RUN_BYTES, release
 from stratagem_proto.v1.log_pb2 import Kernels, SegmentHead
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.checkpoints import resume_as_another_run
@@ -191,7 +191,11 @@ class Persistence:
         most = max(1, settings.log_bytes // _SEGMENT_BYTES)
         self._spares = Spares(self._folder.path, most, settings.log_bytes)
         head = SegmentHead(
-            format=FORMAT, incarnation=state.incarnation, task=self._task, kernels=self._kernels
+            format=FORMAT,
+            incarnation=state.incarnation,
+            task=self._task,
+            kernels=self._kernels,
+            release=release(),
         )
         self._writer = SegmentWriter(self._folder.path, head, _SEGMENT_BYTES, self._spares)
 

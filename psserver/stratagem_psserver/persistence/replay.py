@@ -12,8 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 from google.protobuf.message import Message
 from typing_extensions import Self
 
-from stratagem_proto.errors import DataLossError, InvalidArgumentError, StratagemError
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    StratagemError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES, release
 from stratagem_proto.v1 import (
     closed_step_pb2,
     consistency_pb2,
@@ -131,7 +136,12 @@ class Replay:
         self._state.mutations = self._live
 
     async def apply(self, record: Record) -> None:
-        """Apply a record; raise DataLossError if it does not have the effect that it had before."""
+        """Apply a record.
+
+        Raises:
+            DataLossError: It does not have the effect that it had before.
+            FailedPreconditionError: A later release has written it.
+        """
         self._count += 1
         if not self._count % _AT_ONCE:
             await asyncio.sleep(0)
@@ -141,7 +151,9 @@ class Replay:
                 kind = record.message.WhichOneof("change")
                 if kind == "mutation":
                     await self._mutate(record)
-                elif kind is not None:
+                elif kind is None:
+                    raise _of_later_release(record.position)
+                else:
                     _CHANGES[kind](self._state, getattr(record.message, kind))
 
     async def apply_part(self, record: Record) -> None:
@@ -158,7 +170,8 @@ class Replay:
 
     async def _mutate(self, record: Record) -> None:
         mutation, gate = record.message.mutation, self._state.gate
-        method = self._methods[mutation.method]
+        if (method := self._methods.get(mutation.method)) is None:
+            raise _of_later_release(record.position)
         request: Any = method.request.FromString(mutation.request)
         session, key = self._mutations.session(request), request.key
         gate.finish(session.client, session.label, key.finished, key.report)
@@ -196,6 +209,14 @@ def _changes_something(mutation: logged.LoggedMutation, request: Any) -> bool:
     # changed nothing.
     stages = mutation.method == "Update" and request.HasField("contribution")
     return stages or mutation.method in _STEPS
+
+
+def _of_later_release(position: int) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"record {position} of the log is of a kind that stratagem {release()} does not know, so a "
+        "later release has written it; `stratagem log inspect` tells which. Start the server with "
+        "that one"
+    )
 
 
 def _require_same(record: Record, reply: RecordedReply | None) -> None:

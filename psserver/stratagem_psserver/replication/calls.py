@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import spoken
 from stratagem_proto.v1.replication_pb2 import (
     DESCRIPTOR,
     FollowRequest,
@@ -45,7 +45,7 @@ Received = TypeVar("Received", bound=Message)
 def handshake_of(settings: ServerSettings) -> OpenSessionRequest:
     """Return what proves to other servers that a server belongs to the cluster."""
     return OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION,
+        **spoken(),
         role=ROLE_SERVER,
         task=Task(job=settings.job, index=settings.certified_task),
     )

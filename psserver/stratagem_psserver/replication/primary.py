@@ -159,7 +159,8 @@ class Primary:
         arbiter: Arbiter,
         obstacle: Callable[[], str],
     ) -> None:
-        self.trouble = "no backup has come yet"
+        # Of a task that moves, nobody has asked for one.
+        self.trouble = "" if state.settings.is_movable else "no backup has come yet"
         self._me, self._state, self._log, self._obstacle = me, state, log, obstacle
         self._clock = state.clock
         self._leadership = Leadership(me, view, arbiter, self._label, self._clock)

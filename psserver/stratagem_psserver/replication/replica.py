@@ -330,7 +330,9 @@ class ReplicatedTask:
             self._view, self._primary = self._primary.view, None
             self._host.refuse()
         if not self._is_leaving:
-            LOG.warning("is not the primary any more", task=self._settings.label)
+            # Of a task that moves, somebody has wanted it.
+            note = LOG.info if self._settings.is_movable else LOG.warning
+            note("is not the primary any more", task=self._settings.label)
             self._host.adopt(self._host.fresh_state())
             self._take_identity()
 

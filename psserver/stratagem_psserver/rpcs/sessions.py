@@ -8,9 +8,9 @@ from functools import partial
 from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from stratagem_proto.protocol import (
     MAX_CHUNK_BYTES,
-    PROTOCOL_VERSION,
     SESSION_ID_BYTES,
     session_name,
+    spoken,
 )
 from stratagem_proto.v1 import closure_pb2, draws_pb2, succession_pb2
 from stratagem_proto.v1 import session_pb2 as pb
@@ -43,6 +43,7 @@ class SessionRpcs:
             return self._response(0, None)
         self._state.changes.history.require(request.reached, self._state.settings.label)
         session = session_of(request, session_name(request.session_id))
+        session.release = request.release
         # Over how many servers the client places variables does not matter before there are any.
         placed_over = 0 if self._state.store.is_empty else request.ps_tasks
         self._state.cluster.require(session, placed_over)
@@ -75,7 +76,7 @@ class SessionRpcs:
     ) -> pb.OpenSessionResponse:
         settings = self._state.settings
         return pb.OpenSessionResponse(
-            protocol_version=PROTOCOL_VERSION,
+            **spoken(),
             incarnation=self._state.incarnation,
             task=pb.Task(job=settings.job, index=settings.task),
             lease_seconds=settings.lease_seconds,

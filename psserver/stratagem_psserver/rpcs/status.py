@@ -61,6 +61,7 @@ class ParameterServerFacts:
             received_bytes=session.received,
             sent_bytes=session.sent,
             scalars=session.scalars,
+            release=session.release,
         )
         released = self._state.waits.released(session.label)
         if released is not None:

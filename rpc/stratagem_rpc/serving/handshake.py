@@ -27,7 +27,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.proofs import NONCE_BYTES, proof_of_client, proof_of_server
-from stratagem_proto.protocol import check_version
+from stratagem_proto.protocol import agreed_version
 from stratagem_proto.v1.handshake_pb2 import DESCRIPTOR, ChallengeRequest, ChallengeResponse
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest, Task
 from stratagem_rpc.serving.callers import (
@@ -170,7 +170,7 @@ class Handshakes:
             ProtocolVersionError: The client speaks another version of the contract.
             InvalidArgumentError: Its nonce is not one.
         """
-        check_version(request.protocol_version)
+        agreed_version(request)
         if len(request.nonce) != NONCE_BYTES:
             raise InvalidArgumentError(f"a nonce of {len(request.nonce)} bytes, not {NONCE_BYTES}")
         body = _TIME.pack(self._clock()) + self._random_bytes(_RANDOM_BYTES)
@@ -201,7 +201,7 @@ class Handshakes:
             UnavailableError: The challenge is too old, or of another process.
             ResourceExhaustedError: Too many have proved themselves lately, or wait to do so.
         """
-        check_version(asking.protocol_version)
+        agreed_version(asking)
         require_certified_handshake(asking, method, self.settings)
         if asking.session_id:
             require_socket_of(asking.session_id, self.settings)

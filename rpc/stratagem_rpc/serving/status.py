@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import PROTOCOL_VERSION, release
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_rpc.serving.figures import Figures
@@ -24,11 +24,10 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"]
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("stratagem", "torch"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    found = {"python": platform.python_version(), "stratagem": release()}
+    with suppress(PackageNotFoundError):
+        found["torch"] = version("torch")
+    return {package: known for package, known in found.items() if known}
 
 
 Fill = Callable[[pb.GetStatusResponse, bool], Awaitable[None]]

@@ -27,6 +27,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.proofs import signature_of_checkpoint
+from stratagem_proto.protocol import release
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows, TableHistory
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT32, DATA_TYPE_INT64, DataType, TensorSpec
@@ -378,6 +379,7 @@ class Index:
         _require_digests(self.files, key)
         content = {
             "format": self._format,
+            "release": release(),
             "identity": self.identity,
             "files": {name: _file_to_json(one) for name, one in self.files.items()},
             **_tensors_to_json(self.tensors),
@@ -449,8 +451,10 @@ class Index:
 def _require_known_format(content: Mapping[str, Any], where: str) -> None:
     if content["format"] > FORMAT:
         raise FailedPreconditionError(
-            f"{where!r} has format {content['format']}; this release of stratagem "
-            f"reads formats up to {FORMAT}; install a later one"
+            f"{where!r} has format {content['format']} of checkpoints, by stratagem "
+            f"{content.get('release') or 'of an unknown release'}; this one, "
+            f"{release() or 'a bare clone'}, reads formats up to {FORMAT}. Install that release, "
+            "or a later one"
         )
 
 

@@ -18,7 +18,7 @@ const curves = new Curves();
 const picture = new Picture();
 const tables = {
   servers: new Table(byId("servers-table"), "What servers are doing", [
-    ["server", "server", "name"], ["address", "address", ""], ["up", "up", "number"],
+    ["server", "server", "name"], ["address", "address", ""], ["release", "release", ""], ["up", "up", "number"],
     ["clients", "clients", "number"], ["holds", "holds", ""], ["doing", "doing", "words"],
   ], { key: (row) => `${row.server} ${row.address}` }),
   steps: new Table(byId("steps-table"), "Steps", [
@@ -27,7 +27,7 @@ const tables = {
     ["staleness", "staleness", ""], ["dropped", "dropped", "number"], ["gone", "why it is gone", "words"],
   ], { key: (row) => `${row.worker} ${row.optimizer}`, empty: "No worker has taken a step." }),
   clients: new Table(byId("clients-table"), "Clients", [
-    ["client", "client", "name"], ["role", "role", ""],
+    ["client", "client", "name"], ["role", "role", ""], ["release", "release", ""],
     ["last_heard_of", "last heard of", "number"], ["servers", "servers", "number"],
     ["own_time", "own time for a step", "number"],
   ], { key: (row) => `${row.client} ${row.role}`, empty: "There are no clients." }),
