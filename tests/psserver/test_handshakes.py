@@ -55,8 +55,8 @@ def opened(client: RawClient, request: OpenSessionRequest) -> OpenSessionRespons
     return client.unary("OpenSession", request, OpenSessionResponse)
 
 
-def challenge(client: RawClient, **fields: bytes) -> ChallengeResponse:
-    request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, **{"nonce": bytes(32), **fields})
+def challenge(client: RawClient, nonce: bytes = bytes(32)) -> ChallengeResponse:
+    request = ChallengeRequest(protocol_version=PROTOCOL_VERSION, nonce=nonce)
     return client.unary("Challenge", request, ChallengeResponse, service=_SERVICE)
 
 

@@ -190,9 +190,9 @@ def test_another_protocol_version_is_refused_by_naming_both(
 def test_a_client_of_a_later_release_is_served_in_a_version_that_both_know(
     server: ParameterServer,
 ) -> None:
-    versions = {"version": PROTOCOL_VERSION + 1, "oldest": PROTOCOL_VERSION}
+    versions = PROTOCOL_VERSION + 1, PROTOCOL_VERSION
     with RawClient(server.address, TOKEN) as client:
-        told = client.shake_hands(client.shake_hands(**versions).incarnation, **versions)
+        told = client.shake_hands(client.shake_hands(b"", *versions).incarnation, *versions)
         assert told.oldest_protocol_version <= PROTOCOL_VERSION == told.protocol_version
         client.heartbeat()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.errors import DataLossError
+from stratagem_proto.errors import DataLossError, FailedPreconditionError
 from stratagem_proto.v1.log_pb2 import EndedSession, LogRecord, SegmentHead
 from stratagem_storage.log import (
     FORMAT,
@@ -183,7 +183,8 @@ def test_a_segment_that_is_missing_is_a_loss(tmp_path: Path) -> None:
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / segment_name(1)
-    head = SegmentHead(format=FORMAT + 1, first=1).SerializeToString()
+    head = SegmentHead(format=FORMAT + 1, first=1, release="9.9.9").SerializeToString()
     path.write_bytes(b"".join(encode_batch(0, [Entry(head)])))
-    with pytest.raises(DataLossError, match=f"format {FORMAT + 1}"):
+    said = f"format {FORMAT + 1} of logs, by stratagem 9.9.9; this one, .*, reads format {FORMAT}"
+    with pytest.raises(FailedPreconditionError, match=said):
         read(path)
