@@ -16,7 +16,7 @@ from stratagem._core.options import InputContext, ValueContext
 from stratagem._core.scalars import Sink
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended import require_function
-from stratagem_proto.errors import ContextError, InvalidTypeError
+from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restoring import RestoreStatus
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from stratagem._input.lookahead import Lookups
     from stratagem._strategies.hooks import StrategyHooks
     from stratagem._strategies.progress_bar import ProgressBar
+
+
+def no_servers(method: str) -> FailedPreconditionError:
+    """Return the error of a strategy that has no servers whose values it could publish."""
+    return FailedPreconditionError(
+        f"{method} is about what servers hold, and this strategy has no cluster of them; train "
+        "with ParameterServerStrategy and a resolver or TF_CONFIG, or save() a file and read that"
+    )
 
 
 class CheckpointMethods:
@@ -77,6 +85,18 @@ class CheckpointMethods:
         with entered(self._own()):
             status: RestoreStatus = self._extended._load_state_dict(state, strict)
             return status
+
+    def publish(self) -> int:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("publish()")
+
+    def publish_every(self, seconds: float | None = None, *, steps: int | None = None) -> Any:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("publish_every()")
+
+    def versions_behind(self, version: int) -> int:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("versions_behind()")
 
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
         """Save `state_dict` as one safetensors file.

@@ -30,6 +30,7 @@ from stratagem_storage.checkpoint.entries import (
     TOUCHED,
     TensorEntry,
     is_companion,
+    row_nbytes,
 )
 from stratagem_storage.checkpoint.folder import Checkpoint
 from stratagem_storage.checkpoint.index import Index
@@ -204,6 +205,19 @@ class TablePart:
     def keys(self, checkpoint: Checkpoint) -> torch.Tensor:
         """Return the keys of its rows; row numbers of a table that is not dynamic."""
         return self.rows.whole(checkpoint.tensor(self.companions[KEYS]))
+
+    def stored(
+        self, checkpoint: Checkpoint, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the rows at some positions; keys as `keys` does."""
+        found = []
+        for entry in (self.companions[KEYS], self.entry):
+            shape = (stop - start, *entry.tensor.shape[1:])
+            run = allocate(TensorSpec(dtype=entry.tensor.dtype, shape=shape))
+            if run.numel():
+                checkpoint.read(entry, start * row_nbytes(entry.tensor), as_bytes(run))
+            found.append(run)
+        return self.rows.whole(found[0]), found[1]
 
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
         """Return a companion tensor; zeros if the table does not record touches, or counts."""
