@@ -301,8 +301,9 @@ class WholeTable(Whole):
         if nbytes > MOST_DENSE_BYTES:
             raise InvalidArgumentError(
                 f"table {self.name!r} has {nbytes} bytes with all its rows, more than "
-                f"the {MOST_DENSE_BYTES} that are read whole. `stratagem checkpoint "
-                "export --stored-rows` writes the rows that are stored, and their keys",
+                f"the {MOST_DENSE_BYTES} that are read whole. strategy.export(module, PATH) writes "
+                "all of them from a cluster, and `stratagem checkpoint export --stored-rows` the "
+                "rows that are stored, and their keys",
                 variable=self.name,
             )
         return super().read(checkpoint)
