@@ -90,13 +90,14 @@ netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut o
 	$(BIN)/pytest -m netns --capture=no tests/netns
 
 # TorchRec asks for an FBGEMM for CUDA and for a torchmetrics of its own.
-frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Lightning, Transformers, TorchRec and PyG.
+frameworks-test: $(INSTALLED) ## Train programs of Accelerate, Keras, Lightning, Transformers, TorchRec and PyG.
 	$(PIP) install --constraint constraints.txt \
-	    --editable ".[accelerate,lightning,torch-geometric,transformers]"
+	    --editable ".[accelerate,keras,lightning,torch-geometric,transformers]"
 	$(PIP) install --constraint constraints.txt --no-deps torchrec fbgemm-gpu-cpu
 	$(PIP) install --constraint constraints.txt pyre-extensions pyvers tensordict
 	$(BIN)/pytest --timeout=400 tests/client/frameworks tests/examples/test_accelerate_digits.py \
-	    tests/examples/test_geometric_digits.py tests/examples/test_lightning_digits.py \
+	    tests/examples/test_geometric_digits.py tests/examples/test_keras_movielens.py \
+	    tests/examples/test_lightning_digits.py \
 	    tests/examples/test_torchrec_clicks.py tests/examples/test_transformers_sentiment.py
 
 # Without cfn-lint and others that the server of S3 does not need. Asked for both at once, pip tries

@@ -25,10 +25,19 @@ MADE_LATER = {
     "deploy/compose/token",
     "runs/benchmarks",
 }
-# Kubernetes's, MMEngine's, Typer's, torch's, torchmetrics' and an imagined module's; the page says
-# whose they are.
+# Kubernetes's, Keras', MMEngine's, Typer's, torch's, torchmetrics' and an imagined module's; the
+# page says whose they are.
 OF_OTHERS = {
     "ReadWriteMany",
+    "ReduceLROnPlateau",
+    "BackupAndRestore",
+    "BatchNormalization",
+    "EarlyStopping",
+    "LearningRateSchedule",
+    "LossScaleOptimizer",
+    "ModelCheckpoint",
+    "TensorBoard",
+    "TerminateOnNaN",
     "CliRunner",
     "DistributedModelParallel",
     "EmbeddingBagConfig",

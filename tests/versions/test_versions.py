@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stratagem import OneDeviceStrategy, ParameterServerStrategy, get_strategy
+from stratagem import ParameterServerStrategy
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace
 from stratagem_deploy.watching.rows import server_rows
 from stratagem_proto.errors import (
@@ -126,13 +126,8 @@ def test_only_the_chief_publishes() -> None:
             ),
         ):
             worker.publish()
-    for strategy in (ParameterServerStrategy(), OneDeviceStrategy("cpu"), get_strategy()):
-        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
-            strategy.publish()
-        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
-            strategy.publish_every(0.2)
-        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
-            strategy.versions_behind(1)
+    with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
+        ParameterServerStrategy().publish()
 
 
 def test_a_learner_knows_how_far_behind_a_version_is() -> None:

@@ -213,7 +213,7 @@ def _refusal(what: str, strategy: str, variable: str = "") -> FailedPrecondition
         f"{strategy} steps it: this process would train its own copy alone. Step it by a "
         "torch.optim.Optimizer that stratagem.DistributedOptimizer or stratagem.frameworks."
         "distributed wraps; optimizers that are none of torch's, as those of Keras and of fastai, "
-        "write parameters themselves",
+        "write parameters themselves. Models of Keras train by stratagem.frameworks.keras.prepare",
         variable=variable,
     )
 

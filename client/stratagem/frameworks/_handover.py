@@ -19,6 +19,7 @@ from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.wrapped_optimizer import is_scaled, watch_scalers
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._strategies.strategy import get_strategy
+from stratagem.consistency import consistency_from
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 
@@ -170,6 +171,22 @@ class _Guard:
 def input_of(strategy: ParameterServerStrategy) -> InputContext:
     """Return which of the workers that train together this process is, and how many there are."""
     return strategy.extended._input_context()
+
+
+def updates_of_a_step(strategy: ParameterServerStrategy, consistency: object = None) -> int:
+    """Return how many updates all workers make while this one makes one.
+
+    Args:
+        strategy: The strategy.
+        consistency: That of the optimizer, where it is not the strategy's own.
+    """
+    workers = input_of(strategy).num_input_pipelines
+    if workers == 1:
+        return 1
+    hosting: Any = strategy.extended._hosting
+    own = None if consistency is None else consistency_from(consistency)
+    its = own or hosting._store.step_tracker.declared
+    return 1 if its._closes_steps else workers
 
 
 def part(strategy: ParameterServerStrategy, dataset: Dataset[Any]) -> Subset[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def test_without_a_cluster_everything_is_read() -> None:
     [
         ("accelerate", "accelerate"),
         ("transformers", "transformers"),
+        ("keras", "keras"),
         ("lightning", "lightning.pytorch.strategies"),
         ("torchmetrics", "torchmetrics"),
     ],
@@ -58,6 +60,14 @@ def test_without_a_framework_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, f"stratagem.frameworks.{adapter}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'stratagem\[{adapter}\]'"):
         import_module(f"stratagem.frameworks.{adapter}")
+
+
+def test_keras_on_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = SimpleNamespace(backend=SimpleNamespace(backend=lambda: "jax"))
+    monkeypatch.setitem(sys.modules, "keras", elsewhere)  # has all that is asked for
+    monkeypatch.delitem(sys.modules, "stratagem.frameworks.keras", raising=False)
+    with pytest.raises(ImportError, match="set KERAS_BACKEND=torch"):
+        import_module("stratagem.frameworks.keras")
 
 
 def test_each_worker_gets_what_all_have_gathered() -> None:

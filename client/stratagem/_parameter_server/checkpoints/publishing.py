@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import TracebackType
 
 import torch
 
@@ -164,7 +165,12 @@ class PeriodicPublishing:
     def __enter__(self) -> PeriodicPublishing:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
