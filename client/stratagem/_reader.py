@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -24,15 +23,12 @@ from stratagem._parameter_server.tables.recording import AllocationRecorder, giv
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
-    InvalidTypeError,
     NotFoundError,
     UnimplementedError,
 )
 from stratagem_proto.rows import distinct
-from stratagem_reader.cluster_source import ClusterSource
 from stratagem_reader.reader import DEFAULT_LEASE, Follower
-from stratagem_reader.source import Source
-from stratagem_reader.sources import source_at
+from stratagem_reader.sources import AnySource, source_at
 
 _Built = TypeVar("_Built")
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -74,14 +70,14 @@ class Reader(Follower):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str] | Source,
+        source: AnySource,
         *,
         token: str | None = None,
         timeout: float = 60.0,
         lease: float = DEFAULT_LEASE,
         max_age: float | None = None,
     ) -> None:
-        super().__init__(source_of(source, token), timeout=timeout, lease=lease, max_age=max_age)
+        super().__init__(source_at(source, token), timeout=timeout, lease=lease, max_age=max_age)
 
     def module(self, build: Callable[[], _Built], name: str | None = None) -> _Built:
         """Build modules that answer with what is here.
@@ -136,21 +132,6 @@ class Reader(Follower):
         return module
 
 
-def source_of(source: object, token: str | None) -> Source:
-    """Return the source that a path, a URL or addresses mean."""
-    if isinstance(source, str | os.PathLike):
-        return source_at(source, token)
-    if isinstance(source, Sequence) and source and all(isinstance(one, str) for one in source):
-        return ClusterSource(source, token)
-    if not callable(getattr(source, "chains", None)):
-        raise InvalidTypeError(
-            f"source is {source!r:.80}; pass a folder or a URL that strategy.save() writes to, or "
-            "the 'host:port' of each server in a list"
-        )
-    found: Any = source
-    return cast("Source", found)
-
-
 class _FollowedModules:
     """Modules whose values are those of a reader.
 
@@ -172,7 +153,7 @@ class _FollowedModules:
         )
         # What has memory of its own, on another device, follows when it is used.
         self._shown: list[tuple[nn.Module, dict[str, Any], str, str]] = []
-        self._shown_version = 0
+        self._shown_commits = 0
         self._lock = threading.Lock()
 
     def _prepare(self, adoption: Adoption) -> None:
@@ -203,7 +184,7 @@ class _FollowedModules:
                 module._buffers[key] = value
                 self._shown.append((module, module._buffers, key, names[id(module), key]))
             give_memory(parts.values())
-            self._shown_version = reader.version
+            self._shown_commits = reader.replica.commits
         for root in self._roots:
             root.eval()
         for part in parts.values():
@@ -257,9 +238,9 @@ class _FollowedModules:
                 f"{type(module).__name__} follows a reader and is in training mode, in which a "
                 "forward would write to what is followed; call eval() on it"
             )
-        pin = self._reader._enter()
+        self._reader._enter()
         try:
-            self._show_version(pin.version)
+            self._show_version()
         except BaseException:
             self._reader.pins.leave()
             raise
@@ -280,12 +261,13 @@ class _FollowedModules:
         if sys.exc_info()[1] is last.handled:
             pin.require_valid()
 
-    def _show_version(self, version: int) -> None:
-        if self._shown_version != version:
+    def _show_version(self) -> None:
+        commits = self._reader.replica.commits
+        if self._shown_commits != commits:
             with self._lock, torch.no_grad():
-                if self._shown_version != version:
+                if self._shown_commits != commits:
                     self._show()
-                    self._shown_version = version
+                    self._shown_commits = commits
 
     def _show(self) -> None:
         """Copy values to where they have memory of their own."""

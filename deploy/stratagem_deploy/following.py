@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
 from stratagem_storage.stores.places import shared_place
 
 if TYPE_CHECKING:
-    from stratagem_reader.sink import StoreSink
+    from stratagem_reader.sink import Sink
     from stratagem_reader.source import Source, Version
 
 Sources = Annotated[
@@ -40,45 +40,59 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print answers as JSON, one
 Seconds = Annotated[float, typer.Option(min=0.0, help="How long to wait for the first version.")]
 
 _UNANSWERED = 2
-_ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
 _WAIT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.5
 
 
 def follow(
     sources: Sources,
-    to: Annotated[str, typer.Option(metavar="PLACE", help="The folder or URL to write to.")],
-    keep: Annotated[int, typer.Option(min=1, help="How many versions to keep there.")] = 3,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="The folder or URL to write to; or a Redis, as redis://, rediss:// or unix://, "
+            "with its password in STRATAGEM_REDIS_PASSWORD.",
+        ),
+    ],
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="How many versions to keep in a folder: 3.")
+    ] = None,
     whole_every: Annotated[
-        int, typer.Option(min=0, max=64, help="After how many increments a version comes whole.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            min=0, max=64, help="After how many increments a version comes whole to a folder: 8."
+        ),
+    ] = None,
     versions: Annotated[
         int, typer.Option(min=0, help="End after so many versions; 0 for never.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write each version of a cluster to a folder, for readers of that folder to follow.
+    """Write each version of a cluster to a folder, for readers to follow, or to a Redis.
 
-    The files are those that servers have sent: whole, or what differs from the version before. A
-    folder that has versions already is gone on with. A source that is lost is tried again.
+    The files are those that servers have sent: whole, or what differs from the version before. In
+    Redis, each table is a hash of rows, and a version is put in place all at once. What has a
+    version already is gone on with. A source or a Redis that is lost is tried again.
 
     Exit code: 0 when it is done or was ended by Ctrl-C or SIGTERM, and 2 if it cannot follow or
     cannot write.
     """
-    from stratagem_reader.sink import StoreSink
+    from stratagem_reader.sources import source_at
 
     with exit_on(_UNANSWERED):
-        source, ended = _source(sources), threading.Event()
+        source, ended = (
+            source_at(sources[0] if len(sources) == 1 else sources, is_whole=True),
+            threading.Event(),
+        )
         before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
-        sink = StoreSink(source, shared_place(to), keep=keep, whole_every=whole_every)
         left = versions or -1
         try:
-            while left and not ended.is_set():
-                for version in _written(sink, ended):
-                    _show(version, to, as_json)
-                    left -= 1
-                    if not left:
-                        break
+            sink = _sink_at(source, to, keep, whole_every)
+            for version in _all_written(sink, ended):
+                _show(version, sink.name, as_json)
+                left -= 1
+                if not left:
+                    break
         except KeyboardInterrupt:
             pass
         finally:
@@ -88,11 +102,19 @@ def follow(
 
 def export(
     sources: Sources,
-    to: Annotated[Path, typer.Option(metavar="FILE", help="The new safetensors file, or its URL.")],
+    to: Annotated[
+        Path, typer.Option(metavar="PLACE", help="The new safetensors file, or its URL.")
+    ],
     stored_rows: Annotated[
         bool,
         typer.Option(
             help="Write tables as their stored rows and `NAME[keys]`; dynamic ones need that."
+        ),
+    ] = False,
+    parquet: Annotated[
+        bool,
+        typer.Option(
+            "--parquet", help="Write a folder: tables as Parquet files, the rest as safetensors."
         ),
     ] = False,
     timeout: Seconds = 60.0,
@@ -101,68 +123,88 @@ def export(
     """Write the present version of a cluster as one file that plain PyTorch programs can load.
 
     It has values and the chief's buffers, each tensor whole, and no state of optimizers. Rows of
-    tables that were never written are filled in, unless --stored-rows is given.
+    tables that were never written are filled in, unless --stored-rows is given. With --parquet,
+    stored rows of tables become Parquet files of at most 64 MiB, with columns `key` and `row`.
 
     Exit code: 0 when it is done, 1 if what came is damaged, and 2 if it cannot be read, or if the
     file cannot be written.
     """
     from stratagem_deploy.checkpoints import writing
-    from stratagem_reader.sink import StoreSink
+    from stratagem_reader.sources import source_at
     from stratagem_storage.checkpoint.folder import open_checkpoint
 
     with exit_on(_UNANSWERED), exit_on(1, DataLossError):
-        source, ended = _source(sources), threading.Event()
-        target = shared_place(to)
+        source, target = (
+            source_at(sources[0] if len(sources) == 1 else sources, is_whole=True),
+            shared_place(to),
+        )
+        what = "files" if parquet else "tensors"
         try:
             with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
-                sink, give_up_at = StoreSink(source, Path(folder) / "version"), time.monotonic()
-                give_up_at += timeout
-                versions: Sequence[Version] = ()
-                while not versions:
-                    versions = _written(sink, ended)
-                    if not versions and time.monotonic() >= give_up_at:
-                        raise DeadlineExceededError(
-                            f"{source.name!r} had no version in {timeout:g} s; publish one by "
-                            "strategy.publish(), or allow more by --timeout"
-                        )
+                version = _first_written(source, Path(folder) / "version", timeout)
                 checkpoint = open_checkpoint(Path(folder) / "version")
-                count = writing.export(checkpoint, target, stored_rows)
+                if parquet:
+                    count = writing.export_parquet(checkpoint, target)
+                else:
+                    count = writing.export(checkpoint, target, stored_rows)
         except FileExistsError as error:
             raise FileExistsError(f"{str(target)!r} exists; give another place") from error
         finally:
             source.close()
-        number = versions[-1].number
         _say(
             as_json,
-            f"{target} has {count} tensors of version {number}",
-            {"path": str(target), "tensors": count, "version": number},
+            f"{target} has {count} {what} of version {version.number}",
+            {"path": str(target), what: count, "version": version.number},
         )
 
 
-def _source(places: Sequence[str]) -> Source:
-    """Return the source that arguments mean.
+def _sink_at(source: Source, place: str, keep: int | None, whole_every: int | None) -> Sink:
+    from stratagem_reader.redis_sink import SCHEMES, RedisSink
+    from stratagem_reader.sink import StoreSink
+
+    limits = {"keep": keep, "whole_every": whole_every}
+    given = {name: each for name, each in limits.items() if each is not None}
+    if not place.startswith(SCHEMES):
+        return StoreSink(source, shared_place(place), **given)
+    if given:
+        raise InvalidArgumentError(
+            "--keep and --whole-every are for folders; a Redis has one version"
+        )
+    return RedisSink(source, place)
+
+
+def _first_written(source: Source, folder: Path, seconds: float) -> Version:
+    """Write the version that there is.
 
     Raises:
-        InvalidArgumentError: They are no addresses, and several.
+        DeadlineExceededError: There is none in time.
     """
-    from stratagem_reader.sources import source_at
+    from stratagem_reader.sink import StoreSink
 
-    if len(places) > 1 and not all(map(_ADDRESS.fullmatch, places)):
-        raise InvalidArgumentError(
-            f"{' '.join(places)} are several sources; give the host:port of each server of one "
-            "cluster, or one folder or URL"
+    sink = StoreSink(source, folder)
+    version = next(_all_written(sink, threading.Event(), seconds), None)
+    if version is None:
+        raise DeadlineExceededError(
+            f"{source.name!r} had no version in {seconds:g} s; publish one by "
+            "strategy.publish(), or allow more by --timeout"
         )
-    return source_at(",".join(places), is_whole=True)
+    return version
 
 
-def _written(sink: StoreSink, ended: threading.Event) -> Sequence[Version]:
-    """Write what has come within a second; say what is in the way if that may pass."""
-    try:
-        return sink.write_next(_WAIT_SECONDS)
-    except (NotFoundError, StoreError, UnavailableError) as error:
-        typer.echo(f"stratagem: {error}; it is tried again", err=True)
-    ended.wait(_PAUSE_SECONDS)
-    return ()
+def _all_written(
+    sink: Sink, ended: threading.Event, seconds: float = math.inf
+) -> Iterator[Version]:
+    """Yield versions as they are written; say once what is in the way, if that may pass."""
+    told, give_up_at = "", time.monotonic() + seconds
+    while not ended.is_set() and time.monotonic() < give_up_at:
+        try:
+            yield from sink.write_next(_WAIT_SECONDS)
+            told = ""
+        except (NotFoundError, StoreError, UnavailableError) as error:
+            if str(error) != told:
+                told = str(error)
+                typer.echo(f"stratagem: {told}; it is tried again", err=True)
+            ended.wait(_PAUSE_SECONDS)
 
 
 def _show(version: Version, place: str, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from stratagem_proto.v1.checkpoint_pb2 import SavedPart, SavedTensor
+from stratagem_proto.v1.checkpoint_pb2 import SavedPart
 from stratagem_proto.v1.publication_pb2 import VersionLink
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import as_bytes, nbytes_of
@@ -19,7 +19,6 @@ from stratagem_psserver.variables.store import Variable
 from stratagem_storage.checkpoint.entries import (
     KEYS,
     NUMBER_BYTES,
-    TensorFile,
     row_count,
     row_nbytes,
 )
@@ -182,7 +181,7 @@ class NextIncrement:
         link = VersionLink(previous=self.before.version, previous_cut=self.before.cut)
         link.MergeFrom(self.version.link)
         link.nbytes = part.nbytes
-        return Increment(link, description_of(part.file()), blocks)
+        return Increment(link, part.file().encoded(), blocks)
 
     def _changed(self, content: Content) -> torch.Tensor | None:
         """Return the numbers of the rows that may differ; None for all."""
@@ -225,23 +224,3 @@ def written_values(
 ) -> Iterator[torch.Tensor]:
     for content, value in zip(contents, values, strict=True):
         yield from runs_of(content, value)
-
-
-def description_of(file: TensorFile) -> SavedPart:
-    """Return a file as messages describe it, without the state of a server."""
-    return SavedPart(
-        name=file.name,
-        nbytes=file.file.nbytes,
-        blocks=file.file.blocks,
-        digests=file.file.digests,
-        tensors=[
-            SavedTensor(
-                spec=each.spec,
-                begin=each.begin,
-                version=each.version,
-                rows=each.rows,
-                changed=each.changed,
-            )
-            for each in file.tensors
-        ],
-    )

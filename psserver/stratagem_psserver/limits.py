@@ -16,17 +16,9 @@ import torch
 
 from stratagem_proto.errors import ResourceExhaustedError, StratagemError
 from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_proto.wire.tensors import is_out_of_memory
 from stratagem_psserver.environment import Clock
 from stratagem_rpc.shares import Shares, share_of
-
-# Texts of the RuntimeErrors of torch when its allocator, or other C++ code, finds no memory.
-_SIGNS = ("can't allocate memory", "std::bad_alloc")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is no memory; torch has no class for that."""
-    text = str(error)
-    return isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from stratagem_psserver.increments import (
     NextIncrement,
     PublishedVersion,
     SmallCopies,
-    description_of,
     written_values,
 )
 from stratagem_psserver.settings import ServerSettings
@@ -335,7 +334,7 @@ class Publication:
             link = VersionLink()
             link.CopyFrom(version.link)
             link.nbytes = part.nbytes
-            yield _head(link, description_of(part.file()))
+            yield _head(link, part.file().encoded())
             runs = map(bytes, part.blocks(written_values(version.contents, version.values)))
             # The last thread that has made a block may be done with it after the reader has gone.
             while block := await self._compute.run(partial(next, runs, b""), LARGE_BYTES):

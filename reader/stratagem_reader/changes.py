@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +12,15 @@ from stratagem_proto.errors import DataLossError
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.tensors import allocate, as_bytes
-from stratagem_reader.source import Chain, Extent, VersionPart, read_tensors
-from stratagem_storage.checkpoint.entries import TensorEntry, are_alike, row_count, some_rows
+from stratagem_reader.source import Chain, Extent, Version, VersionPart, read_tensors
+from stratagem_storage.checkpoint.entries import (
+    KEYS,
+    TensorEntry,
+    are_alike,
+    row_count,
+    some_rows,
+)
+from stratagem_storage.checkpoint.wholes import TablePart
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,90 @@ class Change:
         return replace(later, values=values, numbers=numbers[is_last])
 
 
+@dataclass(frozen=True)
+class KeyedChange:
+    """What a version changes in one part of a table, told by keys in place of positions.
+
+    Attributes:
+        part: The part.
+        keys: The keys that are written.
+        rows: Their rows.
+        moved_from: The keys that had the bytes of the last of these rows, which are not there yet.
+        added: Keys that were not in the part.
+        gone: Keys that are in it no more.
+        before: The key at each position, before.
+        positions: The key at each position, afterwards.
+        changed: Which positions have another key.
+    """
+
+    part: TablePart
+    keys: torch.Tensor
+    rows: torch.Tensor
+    moved_from: torch.Tensor
+    added: torch.Tensor
+    gone: torch.Tensor
+    before: torch.Tensor
+    positions: torch.Tensor
+    changed: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, part: TablePart, before: torch.Tensor, changes: Mapping[str, Change]
+    ) -> KeyedChange:
+        """Return what the change of a part is by its keys.
+
+        Raises:
+            DataLossError: It has a key twice, or one that is not in the vocabulary.
+        """
+        rows, keys = changes[part.entry.name], changes[part.entry.name + KEYS]
+        dynamic = part.table.spec.table.HasField("dynamic")
+        local, vocabulary = keys.values, part.table.spec.tensor.shape[0]
+        if not dynamic and not ((local >= 0) & (local < vocabulary)).all():
+            raise _unsound(part, "keys that are not in its vocabulary")
+        if len(local.unique()) < len(local):
+            raise _unsound(part, "a key twice")
+        count, present = rows.count, part.rows.whole(local)
+        numbers = torch.arange(count) if keys.numbers is None else keys.numbers
+        positions = torch.empty(count, dtype=torch.int64)
+        kept = min(count, len(before))
+        positions[:kept] = before[:kept]
+        put(positions, numbers, present)
+        left = torch.cat([before[numbers[numbers < len(before)]], before[count:]])
+        # An incremental checkpoint compares bytes: those of a row may be what stood there before,
+        # of another key.
+        written = torch.arange(count) if rows.numbers is None else rows.numbers
+        unwritten = numbers[~torch.isin(numbers, written)]
+        if len(unwritten) and int(unwritten[-1]) >= len(before):
+            raise _unsound(part, "keys without rows")
+        values = rows.values
+        if len(unwritten):
+            values = torch.cat([values, values.new_empty(len(unwritten), *values.shape[1:])])
+        return cls(
+            part,
+            positions[torch.cat([written, unwritten])],
+            values,
+            before[unwritten],
+            present[~torch.isin(present, left)],
+            left[~torch.isin(left, present)],
+            before,
+            positions,
+            numbers,
+        )
+
+    @property
+    def row_nbytes(self) -> int:
+        return self.rows.dtype.itemsize * self.rows.shape[1:].numel()
+
+    def unsound(self, what: str) -> DataLossError:
+        """Return the error for a change that cannot be."""
+        return _unsound(self.part, what)
+
+
+def _unsound(part: TablePart, what: str) -> DataLossError:
+    name = part.entry.name
+    return DataLossError(f"the next version has {what} in {name!r}", variable=name)
+
+
 def write_rows(into: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
     """Write rows of a tensor; one without dimensions is one row."""
     if not into.dim():
@@ -111,6 +202,35 @@ def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Cha
         made = read
         present |= {name: change.entry.tensor for name, change in made.items()}
     return made
+
+
+def all_changes(
+    version: Version, chains: Sequence[Chain], before: Mapping[str, TensorEntry]
+) -> tuple[dict[str, Change], dict[str, str]]:
+    """Read what leads all parts to a version.
+
+    Returns:
+        What they change, and where that is from, for messages; by tensor.
+
+    Raises:
+        DataLossError: As by `changes_of`; or parts have the same tensor, or no keys of a table.
+    """
+    changes, files = dict[str, Change](), dict[str, str]()
+    for chain in chains:
+        for name, change in changes_of(chain, before).items():
+            if name in changes:
+                raise DataLossError(
+                    f"two parts of version {version.number} have {name!r}", variable=name
+                )
+            changes[name], files[name] = change, chain[-1].name
+    for name, change in changes.items():
+        if change.entry.rows is not None:
+            keys = changes.get(name + KEYS)
+            if keys is None or keys.count != change.count:
+                raise DataLossError(
+                    f"{files[name]!r} does not have the keys of {name!r}", variable=name
+                )
+    return changes, files
 
 
 def _read(part: VersionPart) -> Iterator[tuple[str, Change]]:

@@ -30,7 +30,7 @@ from stratagem_proto.wire.status import translated
 from stratagem_reader.source import Chain, Extent, Version
 from stratagem_rpc.channel import ANY_SERVER, Deadlines, LastingChannel
 from stratagem_rpc.proving import CHALLENGE, Proving
-from stratagem_storage.checkpoint.entries import Account, FileEntry, TensorEntry
+from stratagem_storage.checkpoint.entries import Account, FileEntry, TensorEntry, TensorFile
 
 FORMAT = 1
 """The form of a part that this release reads."""
@@ -251,18 +251,7 @@ class WirePart:
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:
         """As of `VersionPart`."""
-        file = self._part.file
-        entries = [
-            TensorEntry(
-                one.spec,
-                file.name,
-                one.begin,
-                one.version,
-                one.rows if one.HasField("rows") else None,
-                one.changed if one.HasField("changed") else None,
-            )
-            for one in file.tensors
-        ]
+        entries = TensorFile.decoded(self._part.file).tensors
         found = {entry.name: entry for entry in entries}
         if len(found) < len(entries):
             raise DataLossError(f"{self.name} has two tensors of one name")

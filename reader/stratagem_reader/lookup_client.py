@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from stratagem_proto.wire.frames import Assembler, decode_frame, whole_tensors
 from stratagem_proto.wire.segment import Segment, rounded_size
 from stratagem_proto.wire.status import from_rpc_error, is_transient
 from stratagem_proto.wire.tensors import as_bytes
+from stratagem_reader.tables import ReplicaTable
 from stratagem_rpc.channel import GRPC, LastingChannel, check_transport, transport_from_environment
 from stratagem_rpc.proving import CHALLENGE, Proving
 from stratagem_rpc.serving.settings import check_server_address
@@ -58,6 +59,11 @@ _MOST_KEYS = 1 << 18
 _LEAST_KEYS = 256
 
 _LETTING_GO_SECONDS = 1.0
+
+# Servers behind one address come to a version at about the same time.
+_BEHIND_SECONDS = 5.0
+
+_AGREEMENTS = 10
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
 
@@ -368,3 +374,89 @@ def _decoded(data: bytes | memoryview, segment: Segment | None) -> Answer:
         assembler.add(frame.chunks)
         tensors = assembler.finish()
     return Answer(header.version, header.age_ms / 1000, header.held_seconds, tensors)
+
+
+class ServedRows:
+    """The rows of tables at a reader server. Thread-safe.
+
+    A reader that pins a version has the server keep it meanwhile, as far as the server grants that.
+
+    Args:
+        client: Asks the server.
+    """
+
+    def __init__(self, client: LookupClient) -> None:
+        self._client = client
+        self._pins = 0
+        # Of several servers behind one address, none is to answer of an older version.
+        self._seen = 0
+        self._changing = threading.Lock()
+
+    def agree(self, pinned: int, seconds: float, wait_for: Callable[[int], object]) -> int:
+        """Have the server keep a version for a pin that is to begin; `release` follows.
+
+        Args:
+            pinned: The version that is here.
+            seconds: For how long.
+            wait_for: Waits until a version is here.
+
+        Returns:
+            The version that is kept.
+        """
+        with self._changing:
+            self._pins += 1
+        try:
+            for _ in range(_AGREEMENTS):
+                answer = self._client.look_up(
+                    [], min_version=pinned, wait=_BEHIND_SECONDS, hold=seconds
+                )
+                if answer.version <= pinned:
+                    break
+                wait_for(answer.version)
+                pinned = answer.version
+            return pinned
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let the server go on, if no other pin holds it."""
+        with self._changing:
+            self._pins -= 1
+            is_last = not self._pins
+        if is_last:
+            self._client.let_go()
+
+    def look_up(
+        self,
+        table: ReplicaTable,
+        keys: torch.Tensor,
+        default: torch.Tensor | float | None,
+        version: int | None,
+        lease: float,
+    ) -> torch.Tensor:
+        """Return rows.
+
+        Args:
+            table: Their table, as it is here: without rows.
+            keys: An int64 vector.
+            default: As of `Follower.lookup`.
+            version: The version that they have to be of; None for the present one.
+            lease: For how many seconds more that is pinned.
+
+        Raises:
+            VersionExpiredError: The server has gone on from that version.
+        """
+        missing = b"" if default is None else bytes(as_bytes(table.default(default)))
+        wanted = [Wanted(table.name, keys, missing)]
+        if version is None:
+            answer = self._client.look_up(wanted, min_version=self._seen, wait=_BEHIND_SECONDS)
+        else:
+            answer = self._client.look_up(wanted, version=version, hold=lease)
+        with self._changing:
+            self._seen = max(self._seen, answer.version)
+        return answer.rows[0]
+
+    def close(self) -> None:
+        """End its connections."""
+        self._client.close()

@@ -13,6 +13,7 @@ import grpc
 import torch
 
 from stratagem_proto.errors import (
+    InternalError,
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
@@ -322,6 +323,8 @@ class Lookups:
     def _age_ms(self, version: int, request: LookupRequest) -> int:
         """Check that a version may be answered of, and return its age."""
         follower, label = self._follower, self._settings.label
+        if isinstance(follower.source_error, InternalError):
+            raise follower.source_error
         if not version or not follower.replica.is_intact:
             raise UnavailableError(
                 f"{label} has no version of {follower.source.name!r} yet{self._why()}; ask again "

@@ -15,18 +15,21 @@ from stratagem_proto.errors import (
     DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     InvalidTypeError,
     NotFoundError,
+    ResourceExhaustedError,
     StaleVersionError,
     StoreError,
     StratagemError,
     UnavailableError,
     UnimplementedError,
 )
+from stratagem_proto.wire.tensors import is_out_of_memory
+from stratagem_reader.lookup_client import ServedRows
 from stratagem_reader.pins import Pin, Pins
 from stratagem_reader.replica import Prepared, Replica
-from stratagem_reader.served import ServedRows
 from stratagem_reader.source import Source
 
 _LOG = logging.getLogger("stratagem")
@@ -83,6 +86,9 @@ class Follower:
         self._rows: ServedRows | None = getattr(source, "rows", None)
         self._changed = threading.Condition()
         self._error: StratagemError | None = None
+        # What a program has written to, until the values are right again; what has ended following.
+        self._overwritten: FailedPreconditionError | None = None
+        self._thread_error: InternalError | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stratagem-reader", daemon=True)
         self._thread.start()
@@ -129,6 +135,7 @@ class Follower:
 
         Raises:
             DeadlineExceededError: It did not come in time.
+            InternalError: Following has failed by a fault of Stratagem.
             FailedPreconditionError: Called within a pin, which keeps later versions away.
         """
         pin = self.pins.current()
@@ -138,8 +145,12 @@ class Follower:
                 "outside of the pin"
             )
         with self._changed:
-            if self._changed.wait_for(lambda: self.replica.number >= version, timeout):
+            self._changed.wait_for(
+                lambda: self.replica.number >= version or self._thread_error, timeout
+            )
+            if self.replica.number >= version:
                 return self.replica.number
+            self._require_following()
         raise self._too_late(f"version {version}", timeout)
 
     def _await_first(self, timeout: float) -> None:
@@ -195,11 +206,14 @@ class Follower:
         """Begin what `pin` does; end it by `pins.leave()`."""
         if lease is not None and lease <= 0:
             raise InvalidArgumentError(f"lease is {lease}; it has to be above 0")
+        is_outer = self.pins.current() is None
         pin = self._held_elsewhere(lease or self._lease) if self._rows else None
         if pin is None:
             pin = self.pins.enter(lambda: self.replica.number, lease or self._lease)
         try:
             self._require_readable()
+            if is_outer:
+                self._require_own()
             pin.require_valid()
         except BaseException:
             self.pins.leave()
@@ -225,7 +239,15 @@ class Follower:
             "publish less often"
         )
 
+    def _require_following(self) -> None:
+        """Raise the error by which following has ended, if it has."""
+        if self._thread_error is not None:
+            raise self._thread_error
+
     def _require_readable(self) -> None:
+        self._require_following()
+        if self._overwritten is not None and not self.replica.is_intact:
+            raise self._overwritten
         why = f" ({self._error})" if self._error else ""
         if not self.replica.number or not self.replica.is_intact:
             raise FailedPreconditionError(
@@ -238,6 +260,23 @@ class Follower:
                 f"{self.age:.1f} s ago, and max_age is {self._max_age:g} s{why}; see that it is "
                 "published and can be reached, or allow more"
             )
+
+    def _require_own(self) -> None:
+        """Check that no program has written to the values; the thread reads them anew if one has.
+
+        Raises:
+            FailedPreconditionError: One has.
+        """
+        name = self.replica.overwritten()
+        if name is not None:
+            self._overwritten = FailedPreconditionError(
+                f"{name!r} follows {self.source.name!r}, and this program has written to it; all "
+                "values are read anew, which takes seconds. Write to a copy, by copy.deepcopy() of "
+                "the module"
+            )
+            self._overwritten.variable = name
+            self.replica.is_intact = False
+            raise self._overwritten
 
     def lookup(
         self,
@@ -307,6 +346,7 @@ class Follower:
         pin = self.pins.enter(lambda: self.replica.number, self._lease)
         try:
             self._require_readable()
+            self._require_own()
             pin.require_valid()
             value = self.replica.value(name).clone()
         finally:
@@ -342,20 +382,33 @@ class Follower:
         while not self._closing.is_set():
             try:
                 self._take_next()
-            except StratagemError as error:
-                if self._closing.is_set():
-                    return
-                self._note(error)
-                self._closing.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             except Exception as error:
-                self._note(UnavailableError(f"{self.source.name!r} cannot be read: {error!r}"))
-                _LOG.exception("a reader of %r failed, and tries again", self.source.name)
-                self._closing.wait(pause)
+                told = self._told(error)
+                self._note(told)
+                if self._thread_error is not None or self._closing.wait(pause):
+                    return
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 pause = _FIRST_PAUSE_SECONDS
                 self._note(None)
+
+    def _told(self, error: Exception) -> StratagemError:
+        """Return what readers are told; what is no matter of the source ends following."""
+        name = self.source.name
+        if isinstance(error, StratagemError) and not isinstance(error, InternalError):
+            return error
+        if isinstance(error, OSError):
+            return UnavailableError(f"{name!r} cannot be read: {error}")
+        if is_out_of_memory(error):
+            return ResourceExhaustedError(f"there is no memory for a version of {name!r}: {error}")
+        if not self._closing.is_set():
+            _LOG.error("a reader of %r has failed, and follows no more", name, exc_info=error)
+            self._thread_error = InternalError(
+                f"following {name!r} has failed by a fault of stratagem: {error!r}; report it with "
+                "what the log says, and make another reader"
+            )
+            self._thread_error.__cause__ = error
+        return self._thread_error or UnavailableError(f"{name!r} is closed")
 
     def _take_next(self) -> None:
         present = self.replica.version if self.replica.is_intact else None
@@ -378,6 +431,8 @@ class Follower:
             reached, chains = self.source.chains(version, None)
             prepared = self.replica.prepare(reached, chains, is_whole=True)
         with self.pins.excluded():
+            if not prepared.is_whole:
+                self._require_own()
             self.replica.commit(prepared)
         self._taken(prepared)
 

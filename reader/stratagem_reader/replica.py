@@ -17,7 +17,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import allocate
-from stratagem_reader.changes import Change, changes_of, write_rows
+from stratagem_reader.changes import Change, all_changes, write_rows
 from stratagem_reader.source import Chain, Version
 from stratagem_reader.tables import Commit, ReplicaTable
 from stratagem_storage.checkpoint.entries import KEYS, TensorEntry
@@ -37,12 +37,28 @@ class DenseValue:
     """
 
     def __init__(self, whole: Whole) -> None:
-        self.value = allocate(whole.tensor)
         self.rows = {piece.entry.name: piece.rows for piece in whole.pieces}
+        self.hold(allocate(whole.tensor))
+
+    def hold(self, value: torch.Tensor) -> None:
+        """Have another tensor as the value, before anybody has this one."""
+        self.value = value
         self.pieces = {
-            name: rows.select(self.value) if self.value.dim() else self.value
-            for name, rows in self.rows.items()
+            name: rows.select(value) if value.dim() else value for name, rows in self.rows.items()
         }
+
+    def write(self, changes: Mapping[str, Change]) -> bool:
+        """Write what a version changes, and return whether that is anything."""
+        found = [(view, changes[piece]) for piece, view in self.pieces.items()]
+        found = [(view, one) for view, one in found if one.numbers is None or len(one.numbers)]
+        for view, change in found:
+            _writing(view, change)()
+        return bool(found)
+
+    @property
+    def form(self) -> object:
+        """That it is no table, its shape and its dtype."""
+        return False, tuple(self.value.shape), self.value.dtype
 
     def takes(self, whole: Whole) -> bool:
         """Return whether it is the same variable, divided in the same way."""
@@ -76,12 +92,13 @@ class Layout:
             DifferentTrainingError: Variables are gone, or have another dtype or shape.
             DataLossError: Parts of a variable are missing.
         """
-        if not is_fresh and _forms(entries) == _forms(self.entries):
+        if not is_fresh and forms_of(entries) == forms_of(self.entries):
             return Layout(entries, self.dense, self.tables)
         found = Layout(entries)
         wholes = wholes_of(Index({}, entries))
         for name in [*self.dense, *self.tables]:
-            self._require_kept(name, wholes.get(name))
+            mine = self.dense[name].form if name in self.dense else self.tables[name].form
+            require_kept(name, mine, wholes.get(name), "make another stratagem.Reader to follow it")
         for name, whole in wholes.items():
             if isinstance(whole, WholeTable):
                 table = self.tables.get(name)
@@ -93,22 +110,29 @@ class Layout:
                 found.dense[name] = dense if dense and keeps else DenseValue(whole)
         return found
 
-    def _require_kept(self, name: str, whole: Whole | None) -> None:
-        mine: object = None
-        if name in self.tables:
-            mine = True, self.tables[name].shape, self.tables[name].dtype
-        elif name in self.dense:
-            mine = False, tuple(self.dense[name].value.shape), self.dense[name].value.dtype
-        if whole is None or mine != (isinstance(whole, WholeTable), whole.shape, whole.dtype):
-            raise DifferentTrainingError(
-                f"the next version does not have {name!r} as this reader has followed it: it is of "
-                "another model, or the variable was deleted; make another stratagem.Reader to "
-                "follow it",
-                variable=name,
-            )
+
+def require_kept(name: str, mine: object, whole: Whole | None, remedy: str) -> None:
+    """Check that a variable is in the next version, as it was.
+
+    Args:
+        name: The variable.
+        mine: Whether it is a table, its shape and its dtype.
+        whole: What the next version has.
+        remedy: What to do otherwise.
+
+    Raises:
+        DifferentTrainingError: It is not.
+    """
+    if whole is None or mine != (isinstance(whole, WholeTable), whole.shape, whole.dtype):
+        raise DifferentTrainingError(
+            f"the next version does not have {name!r} as it was followed: it is of another model, "
+            f"or the variable was deleted; {remedy}",
+            variable=name,
+        )
 
 
-def _forms(entries: Mapping[str, TensorEntry]) -> dict[str, object]:
+def forms_of(entries: Mapping[str, TensorEntry]) -> dict[str, object]:
+    """Return what does not change from one version of a model to the next, by tensor."""
     return {
         name: (entry.spec, entry.rows is None)
         for name, entry in entries.items()
@@ -178,13 +202,17 @@ class Replica:
 
     Attributes:
         version: The present version; None before the first.
-        is_intact: Whether all values are of it; False once `commit` has failed half-way.
+        is_intact: Whether all values are of it; False once `commit` has failed half-way, or a
+            program has written to a value.
+        commits: How often values were put in place.
     """
 
     def __init__(self) -> None:
         self.version: Version | None = None
-        self.is_intact = True
+        self.is_intact, self.commits = True, 0
         self._layout = Layout()
+        # How often each dense value had been written to when it was right, by torch's count.
+        self._counts: dict[str, int] = {}
 
     @property
     def number(self) -> int:
@@ -314,15 +342,7 @@ class Replica:
         """
         self._require_same_training(version)
         before = {} if is_whole else self._layout.entries
-        changes: dict[str, Change] = {}
-        files: dict[str, str] = {}
-        for chain in chains:
-            for name, change in changes_of(chain, before).items():
-                if name in changes:
-                    raise DataLossError(
-                        f"two parts of version {version.number} have {name!r}", variable=name
-                    )
-                changes[name], files[name] = change, chain[-1].name
+        changes, files = all_changes(version, chains, before)
         entries = {name: replace(one.entry, changed=None) for name, one in changes.items()}
         layout = self._layout.following(entries, is_whole)
         commits = [*self._commits(layout, changes, files)]
@@ -334,10 +354,13 @@ class Replica:
         commits: list[Commit] = []
         for name, dense in layout.dense.items():
             is_new = self._layout.dense.get(name) is not dense
-            for piece, view in dense.pieces.items():
+            for piece, view in [*dense.pieces.items()]:
                 change = changes[piece]
                 self._require_whole(change, is_new, files[piece])
-                if change.numbers is None or len(change.numbers):
+                if is_new and len(dense.pieces) == 1:
+                    # Nobody has it yet. What was read becomes the value, and takes no memory twice.
+                    dense.hold(change.values)
+                elif change.numbers is None or len(change.numbers):
                     commits.append(_writing(view, change))
         for name, table in layout.tables.items():
             is_new = self._layout.tables.get(name) is not table
@@ -372,6 +395,19 @@ class Replica:
         for commit in prepared.commits:
             commit()
         self._layout, self.version, self.is_intact = prepared.layout, prepared.version, True
+        self.commits += 1
+        self._counts = {name: one.value._version for name, one in self.dense.items()}
+
+    def overwritten(self) -> str | None:
+        """Return the name of a dense value that somebody else has written to; None if none.
+
+        Modules that follow have these values as their parameters. torch counts what is written in
+        place, if it is not by `.data` or NumPy.
+        """
+        for name, count in self._counts.items():
+            if self._layout.dense[name].value._version != count:
+                return name
+        return None
 
 
 def _writing(view: torch.Tensor, change: Change) -> Commit:

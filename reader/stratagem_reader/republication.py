@@ -28,7 +28,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import publication_pb2 as pb
 from stratagem_proto.v1.access_pb2 import ACTION_READ
-from stratagem_proto.v1.checkpoint_pb2 import SavedPart, SavedTensor, StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import PublicationStatus
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -442,18 +442,7 @@ def _is_meant(link: pb.VersionLink, wanted: pb.ReadVersionRequest) -> bool:
 
 
 def _head(link: pb.VersionLink, file: TensorFile) -> pb.ReadVersionResponse:
-    described = SavedPart(
-        name=file.name,
-        nbytes=link.nbytes,
-        tensors=[
-            SavedTensor(
-                spec=each.spec,
-                begin=each.begin,
-                version=each.version,
-                rows=each.rows,
-                changed=each.changed,
-            )
-            for each in file.tensors
-        ],
-    )
+    described = file.encoded()
+    described.ClearField("blocks")
+    described.nbytes = link.nbytes
     return pb.ReadVersionResponse(part=pb.VersionPart(link=link, format=FORMAT, file=described))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import InternalError, InvalidArgumentError, StratagemError
 from stratagem_proto.memory import half_of_memory
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import lookup_pb2, publication_pb2
@@ -173,6 +173,7 @@ class ReaderServer(RpcServer):
     def _serves(self) -> bool:
         follower, most = self.follower, self.settings.max_age
         is_there = bool(follower.replica.number) and follower.replica.is_intact
+        is_there = is_there and not isinstance(follower.source_error, InternalError)
         return is_there and (most is None or follower.age <= most)
 
     def taken(self, prepared: Prepared) -> None:

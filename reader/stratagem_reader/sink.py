@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from stratagem_proto.errors import (
     DataLossError,
@@ -22,6 +23,21 @@ from stratagem_storage.checkpoint.policy import policy_of_environment
 from stratagem_storage.stores.places import AnyPlace, absolute_place
 
 _MOST_INCREMENTS = 64
+
+
+class Sink(Protocol):
+    """Where versions of a source are written.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def write_next(self, wait_seconds: float) -> Sequence[Version]:
+        """Write what has come since the last call; return the versions that were written."""
+        ...
 
 
 class StoreSink:
@@ -57,6 +73,11 @@ class StoreSink:
         with suppress(NotFoundError):
             self._last = open_checkpoint(self._place, self._policy)
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self._place)
+
     def write_next(self, wait_seconds: float) -> list[Version]:
         """Write what has come since the last call; return the versions that were written.
 
@@ -83,11 +104,7 @@ class StoreSink:
         """Return the parts of each version to write, the first of which is whole if that is due."""
         steps: list[list[VersionPart]] = []
         if present is not None:
-            if present.training and version.training not in (b"", present.training):
-                raise DifferentTrainingError(
-                    f"{str(self._place)!r} has versions of another training than "
-                    f"{self._source.name!r}; write to another folder"
-                )
+            require_same_training(present, version, str(self._place), self._source.name, "folder")
             with suppress(NotFoundError):
                 steps = _steps(self._source.chains(version, present)[1])
         if steps and len(self._bases) + len(steps) - 1 <= self._whole_every:
@@ -130,6 +147,20 @@ class StoreSink:
             raise
         self._last = open_checkpoint(self._place, self._policy)
         return version
+
+
+def require_same_training(
+    present: Version, version: Version, place: str, source: str, what: str
+) -> None:
+    """Check that a version is of what a place has versions of, as far as both say it.
+
+    Raises:
+        DifferentTrainingError: It is not.
+    """
+    if present.training and version.training not in (b"", present.training):
+        raise DifferentTrainingError(
+            f"{place!r} has versions of another training than {source!r}; write to another {what}"
+        )
 
 
 def _steps(chains: Sequence[Chain]) -> list[list[VersionPart]]:

@@ -187,6 +187,11 @@ class ReplicaTable:
         return tuple(self.spec.tensor.shape)
 
     @property
+    def form(self) -> object:
+        """That it is a table, its shape and its dtype."""
+        return True, self.shape, self.dtype
+
+    @property
     def count(self) -> int:
         """The number of stored rows."""
         return sum(part.count for part in self.parts)
@@ -241,14 +246,22 @@ class ReplicaTable:
     def _missing(self, keys: torch.Tensor, default: torch.Tensor | float | None) -> torch.Tensor:
         if default is None:
             return round_to_nearest(self._initial.rows(keys), self._stored).to(self.dtype)
-        value = torch.as_tensor(default, dtype=self.dtype)
+        return self.default(default).expand(len(keys), *self.row_shape).contiguous()
+
+    def default(self, value: torch.Tensor | float) -> torch.Tensor:
+        """Return what rows that are missing get: an element, or a row.
+
+        Raises:
+            InvalidArgumentError: It is neither.
+        """
+        value = torch.as_tensor(value, dtype=self.dtype)
         if value.shape not in {(), torch.Size(self.row_shape)}:
             raise InvalidArgumentError(
                 f"default has shape {tuple(value.shape)}, and rows of {self.name!r} have "
                 f"{self.row_shape}; pass a number or one such row",
                 variable=self.name,
             )
-        return value.expand(len(keys), *self.row_shape).contiguous()
+        return value
 
     def _require_rows(self, rows: torch.Tensor) -> None:
         count = self.shape[0]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from stratagem import Reader
+from stratagem_deploy.checkpoints import writing
 from stratagem_deploy.cli import app
 from tests.client.clusters import running
 from tests.conftest import TOKEN
@@ -56,10 +57,46 @@ def test_versions_become_files(tmp_path: Path, environment: dict[str, str]) -> N
         assert not [name for name in tensors if "/" in name]
         done = CliRunner().invoke(app, arguments, env=environment)
         assert done.exit_code == 2 and "exists; give another place" in done.output
+        _require_same_in_parquet(tmp_path, [*cluster.servers], environment, tensors)
         done = CliRunner().invoke(
             app, ["export", *cluster.servers, "--to", str(tmp_path / "all")], env=environment
         )
         assert done.exit_code == 2 and "'dynamic.weight' has no fixed number" in done.output
+
+
+def _require_same_in_parquet(
+    tmp_path: Path,
+    servers: list[str],
+    environment: dict[str, str],
+    tensors: dict[str, torch.Tensor],
+) -> None:
+    """`--parquet` writes the rows of tables that a file has, and everything else."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the package pyarrow")
+    arguments = ["export", *servers, "--to", str(tmp_path / "tables"), "--parquet"]
+    with pytest.MonkeyPatch.context() as patch:
+        # A file for each 20 rows of 16 bytes.
+        patch.setattr(writing, "_PARQUET_BYTES", 320)
+        done = CliRunner().invoke(app, arguments, env=environment)
+    assert done.exit_code == 0, done.output
+    values = load_file(tmp_path / "tables" / "values.safetensors")
+    tables = {name.removesuffix("[keys]") for name in tensors if name.endswith("[keys]")}
+    assert len(tables) == 3
+    for name, value in tensors.items():
+        if name in tables:
+            files = sorted((tmp_path / "tables").glob(f"{name}-*.parquet"))
+            found = [parquet.read_table(file) for file in files]
+            assert len(files) > 1 and max(map(len, found)) <= 40
+            keys = [key for each in found for key in each["key"].to_pylist()]
+            rows = torch.tensor([row for each in found for row in each["row"].to_pylist()])
+            assert keys == tensors[f"{name}[keys]"].tolist()
+            assert torch.equal(rows, value.float())
+            about = found[0].schema.metadata
+            assert about[b"stratagem.dtype"].decode() == str(value.dtype).removeprefix("torch.")
+        elif not name.endswith("[keys]"):
+            assert torch.equal(values.pop(name), value)
+    assert not values
+    done = CliRunner().invoke(app, arguments, env=environment)
+    assert done.exit_code == 2 and "exists; give another place" in done.output
 
 
 def test_what_cannot_be_followed_is_told(tmp_path: Path, environment: dict[str, str]) -> None:

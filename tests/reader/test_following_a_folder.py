@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from stratagem import (
     DeadlineExceededError,
     DifferentTrainingError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     InvalidTypeError,
     NotFoundError,
@@ -114,6 +115,63 @@ def test_a_followed_module_answers_as_the_trained_one(tmp_path: Path) -> None:
             with reader.pin():
                 half.norm(torch.zeros(2, WIDTH, dtype=torch.float16))
                 assert torch.equal(half.norm.weight, reader.value("norm.weight").half())
+
+
+def test_what_a_program_writes_to_a_followed_module_is_noticed_and_undone(tmp_path: Path) -> None:
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training = Training(strategy)
+        training.train()
+        strategy.save(tmp_path / "run")
+        with Reader(tmp_path / "run", timeout=_SECONDS) as reader:
+            model, moved = reader.module(Model), reader.module(Model)
+            moved.first.double()
+            statistics = dict(model.norm.named_buffers())["running_mean"]
+            rows, keys = training.batch()
+            writes: list[Callable[[], object]] = [
+                lambda: model.first.weight.add_(1),
+                lambda: model.load_state_dict({"second.bias": torch.ones(WIDTH)}, strict=False),
+                lambda: moved.first.bias.zero_(),
+                lambda: statistics.fill_(3),
+            ]
+            for write in writes:
+                before = moved.first.bias.clone()
+                with torch.no_grad():
+                    write()
+                with pytest.raises(FailedPreconditionError, match="this program has written to it"):
+                    model(rows, keys)
+                eventually(lambda: reader.replica.is_intact, _SECONDS)
+                assert torch.equal(model(rows, keys), training.answers(rows, keys))
+                moved.norm(torch.ones(1, WIDTH))
+                assert torch.equal(moved.first.bias, before)
+                assert_equal_to(reader, tmp_path / "run")
+            # Neither a later version hides it, nor a read by name.
+            with torch.no_grad():
+                model.first.weight.add_(1)
+            with pytest.raises(FailedPreconditionError, match=r"copy\.deepcopy"):
+                reader.value("first.weight")
+            eventually(lambda: reader.replica.is_intact, _SECONDS)
+            with torch.no_grad():
+                model.first.weight.add_(1)
+            training.train()
+            saved(training, tmp_path / "run", reader)
+            assert_equal_to(reader, tmp_path / "run")
+
+
+def test_a_fault_of_ours_ends_following_and_is_told_by_each_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 1)
+    with Reader(tmp_path, timeout=_SECONDS) as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr(reader.replica, "prepare", None)
+            write(tmp_path, 2)
+            with pytest.raises(InternalError, match="is not callable"):
+                reader.wait_for(2, timeout=_SECONDS)
+        for read in (lambda: reader.value("one"), lambda: reader.pin().__enter__()):
+            with pytest.raises(InternalError, match="make another reader") as told:
+                read()
+            assert isinstance(told.value.__cause__, TypeError)
+    assert "follows no more" in caplog.text
 
 
 def test_modules_that_are_used_otherwise_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stratagem import ParameterServerStrategy
+from stratagem import OneDeviceStrategy, ParameterServerStrategy, get_strategy
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace
 from stratagem_deploy.watching.rows import server_rows
 from stratagem_proto.errors import (
@@ -126,8 +126,13 @@ def test_only_the_chief_publishes() -> None:
             ),
         ):
             worker.publish()
-    with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
-        ParameterServerStrategy().publish()
+    for strategy in (ParameterServerStrategy(), OneDeviceStrategy("cpu"), get_strategy()):
+        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
+            strategy.publish()
+        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
+            strategy.publish_every(0.2)
+        with pytest.raises(FailedPreconditionError, match="this strategy has no cluster"):
+            strategy.versions_behind(1)
 
 
 def test_a_learner_knows_how_far_behind_a_version_is() -> None:

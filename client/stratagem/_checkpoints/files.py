@@ -24,6 +24,7 @@ from stratagem_proto.protocol import MAX_LABEL_LENGTH, name_of_whole
 from stratagem_proto.v1 import variable_pb2 as pb
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_storage.checkpoint.parts import NOTES
 from stratagem_storage.checkpoint.policy import policy_of_environment
 from stratagem_storage.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_storage.stores import store_of
@@ -97,18 +98,23 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     policy = policy_of_environment()
     place = place_of(path)
     if policy.key or isinstance(place, StoreUrl) or not place.is_file():
-        checkpoint = open_checkpoint(place, policy)
-        wholes = wholes_of(checkpoint.index)
-        state = {name: whole.read(checkpoint) for name, whole in wholes.items()}
-        return with_origins(state, origins_in_checkpoint(checkpoint, wholes))
+        return _read_all(open_checkpoint(place, policy))
     try:
         with safe_open(place, "pt") as file:
             metadata = file.metadata() or {}
+        if NOTES in metadata:
+            return _read_all(open_checkpoint(place, policy))
         return read_with(load_file(place), metadata)
     except SafetensorError as error:
         raise DataLossError(
             f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an earlier one"
         ) from error
+
+
+def _read_all(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    wholes = wholes_of(checkpoint.index)
+    state = {name: whole.read(checkpoint) for name, whole in wholes.items()}
+    return with_origins(state, origins_in_checkpoint(checkpoint, wholes))
 
 
 def written_elsewhere() -> Future[None]:

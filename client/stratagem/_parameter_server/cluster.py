@@ -34,6 +34,7 @@ from stratagem._ps_client.moving import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
 from stratagem._ps_client.transport import Traffic
 from stratagem._strategies.strategy import Strategy
+from stratagem._strategies.strategy_methods import no_servers
 from stratagem.consistency import Consistency, ConsistencyReport
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -385,15 +386,15 @@ class OneProcess:
 
     def publish(self) -> int:
         """Raise FailedPreconditionError: there are no servers."""
-        raise _no_servers("publish()")
+        raise no_servers("publish()")
 
     def publish_every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
         """Raise FailedPreconditionError: there are no servers."""
-        raise _no_servers("publish_every()")
+        raise no_servers("publish_every()")
 
     def versions_behind(self, version: int) -> int:
         """Raise FailedPreconditionError: there are no servers."""
-        raise _no_servers("versions_behind()")
+        raise no_servers("versions_behind()")
 
     @property
     def servers(self) -> Servers:
@@ -410,13 +411,6 @@ class OneProcess:
 
     def flush(self) -> None:
         """Nothing is ever in flight."""
-
-
-def _no_servers(method: str) -> FailedPreconditionError:
-    return FailedPreconditionError(
-        f"{method} publishes what servers hold, and this strategy has no cluster; give it a "
-        "resolver or set TF_CONFIG, or save() a file and read that"
-    )
 
 
 class UnbuiltDataset(DistributedDataset):

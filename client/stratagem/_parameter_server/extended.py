@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -314,11 +314,13 @@ class ParameterServerExtended(WorkerExtended):
             self._hosting.checkpoints.close()
             self._store.servers.close()
 
+    def _one_moment(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._store.servers.snapshot else self._cluster.snapshot()
+
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(
-            "ParameterServerStrategy does not gather here all that its servers hold; "
-            "use model.state_dict() and optimizer.state_dict(), or save() all to a "
-            "folder, of which `stratagem checkpoint export` makes a state_dict"
+            "ParameterServerStrategy does not gather here all that its servers hold; write a model "
+            "with all its tables by strategy.export(model, PATH), or save() all to a folder"
         )
 
     # Variables.

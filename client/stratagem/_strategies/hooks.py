@@ -375,6 +375,10 @@ class StrategyHooks(StrategyPrimitives):
         status: RestoreStatus = self._hosting.load_state_dict(state, strict)
         return status
 
+    def _one_moment(self) -> AbstractContextManager[None]:
+        """Return a context in which all values are those of one moment, whoever else trains."""
+        return nullcontext()
+
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(
             f"{type(self._container_strategy()).__name__} has no checkpoints of its "

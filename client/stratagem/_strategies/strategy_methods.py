@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from stratagem._core.contexts import current_context, entered, require_cross_replica_or_default
@@ -16,7 +17,7 @@ from stratagem._core.options import InputContext, ValueContext
 from stratagem._core.scalars import Sink
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._strategies.extended import require_function
-from stratagem_proto.errors import ContextError, InvalidTypeError
+from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.restoring import RestoreStatus
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from stratagem._input.lookahead import Lookups
     from stratagem._strategies.hooks import StrategyHooks
     from stratagem._strategies.progress_bar import ProgressBar
+
+
+def no_servers(method: str) -> FailedPreconditionError:
+    """Return the error of a strategy that has no servers whose values it could publish."""
+    return FailedPreconditionError(
+        f"{method} is about what servers hold, and this strategy has no cluster of them; train "
+        "with ParameterServerStrategy and a resolver or TF_CONFIG, or save() a file and read that"
+    )
 
 
 class CheckpointMethods:
@@ -78,6 +87,18 @@ class CheckpointMethods:
             status: RestoreStatus = self._extended._load_state_dict(state, strict)
             return status
 
+    def publish(self) -> int:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("publish()")
+
+    def publish_every(self, seconds: float | None = None, *, steps: int | None = None) -> Any:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("publish_every()")
+
+    def versions_behind(self, version: int) -> int:
+        """Raise FailedPreconditionError: only a ParameterServerStrategy publishes versions."""
+        raise no_servers("versions_behind()")
+
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
         """Save `state_dict` as one safetensors file.
 
@@ -118,11 +139,60 @@ class CheckpointMethods:
             written.result()
         return written
 
+    def export(
+        self,
+        module: nn.Module,
+        path: str | os.PathLike[str],
+        *,
+        stored_rows: bool = False,
+        shard_bytes: int | None = None,
+    ) -> None:
+        """Write a module's `state_dict()` for programs that know nothing of Stratagem.
+
+            strategy.export(model, "model.safetensors")
+
+            plain = Model()  # in any program
+            plain.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+
+        The names are those of `module.state_dict()`. Tables on parameter servers are in it whatever
+        their size: their rows go to the disk some MiB at a time, and are of one moment, as in
+        `snapshot`, while others train. Of several workers all make the call, and the chief writes.
+        `restore` takes what was written, without an optimizer's state, into any strategy.
+
+        Args:
+            module: The module; several as an `nn.ModuleDict` of them.
+            path: The new safetensors file, or its URL; an earlier one is replaced as a whole. With
+                `shard_bytes` a folder.
+            stored_rows: Whether tables whose rows servers make are written as the rows that are
+                stored, and `NAME[keys]`, the int64 vector of their keys or numbers, ascending. A
+                `DynamicEmbedding` needs it. This process keeps the keys meanwhile, 24 bytes each.
+            shard_bytes: The most bytes of values in a file, for a folder of several files and
+                `model.safetensors.index.json`, which says what is in which, as Hugging Face's
+                libraries know it. A larger tensor is divided into `NAME/part_0`, `NAME/part_1` and
+                so on, which follow on each other.
+
+        Raises:
+            NotFoundError: The folder does not exist.
+            InvalidArgumentError: `path` is a folder or a URL of another kind; safetensors does not
+                know a dtype; the module has a `DynamicEmbedding`, or state that is no tensor.
+            DeadlineExceededError: As of `snapshot`.
+            StoreError: The store fails, or cannot be reached.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        # Late: as in `save`.
+        from stratagem._checkpoints.exporting import export
+
+        require_cross_replica_or_default(self._extended, "export")
+        if self._extended.should_checkpoint:
+            with self._extended._one_moment():
+                export(module, path, stored_rows, shard_bytes)
+
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Replace values by those of a file that `save` wrote.
 
         Args:
-            path: The file, or a folder of checkpoints that a cluster has saved; or its URL.
+            path: The file, or a folder of checkpoints that a cluster has saved; or its URL. What
+                `export` wrote, and folders of shards of other programs, will do as well.
             strict: As for `load_state_dict`.
 
         Returns:

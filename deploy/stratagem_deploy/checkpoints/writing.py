@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import chain, cycle
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import torch
 
 from stratagem_proto.division import PartRows
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -29,6 +38,7 @@ from stratagem_storage.checkpoint.entries import (
     TensorFile,
     WriteOptions,
     companion,
+    row_nbytes,
     write_file,
 )
 from stratagem_storage.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
@@ -268,6 +278,108 @@ def sign(checkpoint: Checkpoint, root: Place, key: str) -> Place:
         raise
 
 
+_PARQUET_BYTES = 64 << 20
+
+
+def export_parquet(checkpoint: Checkpoint, place: Place) -> int:
+    """Write the stored rows of tables as Parquet files, and beside them all that is no table.
+
+    `NAME-00000.parquet` and the following files have a column `key` of int64, and a column `row`,
+    lists of the elements of a row; those of bfloat16 become float32. What they are of is in the
+    metadata of their schema. `values.safetensors` has the other variables, and is written last.
+
+    Args:
+        checkpoint: Where the values are.
+        place: The new folder.
+
+    Returns:
+        How many files it has.
+
+    Raises:
+        FailedPreconditionError: The package pyarrow is not installed.
+        FileExistsError: The folder exists, or a file in it.
+        UnimplementedError: Parquet has no such elements.
+        DataLossError: The checkpoint is damaged.
+    """
+    arrow = _arrow()
+    if isinstance(place, Path):
+        place.mkdir()
+    written: list[tuple[Folder, str]] = []
+    try:
+        wholes = wholes_of(checkpoint.index).values()
+        for file, table in _arrow_tables(arrow, checkpoint, wholes):
+            folder, name = store_of(place / file).place_of_file(place / file)
+            sink = arrow.BufferOutputStream()
+            arrow.parquet.write_table(table, sink)
+            folder.write(name, [memoryview(sink.getvalue())])
+            written.append((folder, name))
+        rest = [each for each in wholes if not isinstance(each, WholeTable)]
+        _write_plain(checkpoint, rest, place / "values.safetensors", stored_rows=False)
+    except BaseException:
+        for folder, name in written:
+            folder.remove(name)
+        if isinstance(place, Path):
+            place.rmdir()
+        raise
+    return len(written) + 1
+
+
+def _arrow() -> Any:
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError as error:
+        raise FailedPreconditionError(
+            "Parquet needs the package pyarrow; run `pip install 'stratagem[parquet]'`"
+        ) from error
+
+
+def _arrow_tables(
+    arrow: Any, checkpoint: Checkpoint, wholes: Iterable[Whole]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names of files, and what belongs into each."""
+    for table in wholes:
+        if isinstance(table, WholeTable):
+            for number, (keys, rows) in enumerate(_partitions(checkpoint, table)):
+                name = f"{quote(table.name, safe='')}-{number:05}.parquet"
+                yield name, _arrow_table(arrow, checkpoint, table, keys, rows)
+
+
+def _partitions(
+    checkpoint: Checkpoint, table: WholeTable
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the keys and the rows of a table, as many as one file has; at least once."""
+    at_once = max(1, _PARQUET_BYTES // max(1, row_nbytes(table.parts[0].entry.tensor)))
+    for part in table.parts:
+        for start in range(0, max(part.count, part is table.parts[0]), at_once):
+            yield part.stored(checkpoint, start, min(part.count, start + at_once))
+
+
+def _arrow_table(
+    arrow: Any, checkpoint: Checkpoint, table: WholeTable, keys: torch.Tensor, rows: torch.Tensor
+) -> Any:
+    elements = rows.float() if rows.dtype in _NOT_IN_NUMPY else rows
+    published = checkpoint.index.published
+    about = {
+        "stratagem.table": table.name,
+        "stratagem.version": str(published.version if published else 0),
+        "stratagem.dtype": str(rows.dtype).removeprefix("torch."),
+        "stratagem.row_shape": json.dumps([*rows.shape[1:]]),
+    }
+    width = rows.shape[1:].numel()
+    try:
+        flat = arrow.array(elements.reshape(-1).numpy())
+    except NotImplementedError as error:
+        raise UnimplementedError(
+            f"Parquet has no {rows.dtype}, which {table.name!r} has; export it without --parquet",
+            variable=table.name,
+        ) from error
+    lists = arrow.FixedSizeListArray.from_arrays(flat, width)
+    return arrow.table({"key": keys.numpy(), "row": lists}).replace_schema_metadata(about)
+
+
+_NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
 _PlainTensor = tuple[Content, Callable[[], Iterable[torch.Tensor]]]
 """A tensor to be written, and what reads it in runs of rows."""
 
@@ -290,7 +402,12 @@ def export(checkpoint: Checkpoint, place: Place, stored_rows: bool = False) -> i
         InvalidArgumentError: A table is too large to be written with all its rows, or is dynamic.
         DataLossError: The checkpoint is damaged.
     """
-    wholes = wholes_of(checkpoint.index).values()
+    return _write_plain(checkpoint, wholes_of(checkpoint.index).values(), place, stored_rows)
+
+
+def _write_plain(
+    checkpoint: Checkpoint, wholes: Iterable[Whole], place: Place, stored_rows: bool
+) -> int:
     tensors = [one for each in wholes for one in _plain_tensors(checkpoint, each, stored_rows)]
     folder, name = store_of(place).place_of_file(place)
     try:

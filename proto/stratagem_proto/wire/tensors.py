@@ -106,6 +106,16 @@ def allocate(spec: pb.TensorSpec) -> torch.Tensor:
     return torch.empty(tuple(spec.shape), dtype=decode_dtype(spec.dtype))
 
 
+# Texts of the RuntimeErrors of torch when its allocator, or other C++ code, finds no memory.
+_SIGNS = ("can't allocate memory", "std::bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory; torch has no class for that."""
+    text = str(error)
+    return isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
+
+
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in C order.
 

@@ -21,9 +21,9 @@ from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import Assembler, whole_tensors
 from stratagem_proto.wire.placed import SegmentLayout, kinds_described, layout_of
 from stratagem_proto.wire.segment import Kind, Segment
-from stratagem_proto.wire.tensors import total_nbytes
+from stratagem_proto.wire.tensors import is_out_of_memory, total_nbytes
 from stratagem_psserver.exactly_once.sessions import Session
-from stratagem_psserver.limits import Budget, Reservation, is_out_of_memory
+from stratagem_psserver.limits import Budget, Reservation
 from stratagem_psserver.log.changes import Mutation
 from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
 from stratagem_rpc.serving.figures import Figures

@@ -26,7 +26,8 @@ from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.traced_rules import require_whole
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.limits import VariableMemoryLimit, is_out_of_memory, require_memory
+from stratagem_proto.wire.tensors import is_out_of_memory
+from stratagem_psserver.limits import VariableMemoryLimit, require_memory
 from stratagem_psserver.optimization.bindings import (
     BoundParameter,
     OptimizerStates,

@@ -22,8 +22,8 @@ from stratagem_proto.programs.operations import (
     evaluate_scalar,
 )
 from stratagem_proto.v1.update_program_pb2 import GraphArgument, GraphInput, GraphNode, GraphProgram
-from stratagem_proto.wire.tensors import decode_dtype
-from stratagem_psserver.limits import LruCache, is_out_of_memory
+from stratagem_proto.wire.tensors import decode_dtype, is_out_of_memory
+from stratagem_psserver.limits import LruCache
 
 Binding = torch.Tensor | int | float
 

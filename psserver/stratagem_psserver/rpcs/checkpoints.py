@@ -12,7 +12,6 @@ from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints import Saved, Saves
 from stratagem_psserver.exactly_once.counted_steps import check_positions
 from stratagem_psserver.exactly_once.sessions import Session
-from stratagem_psserver.increments import description_of
 from stratagem_psserver.restoration import (
     StagedVariables,
     check_run,
@@ -201,6 +200,6 @@ def _encoded_progress(progress: Progress, client: bytes = b"") -> pb.ClientProgr
 
 def _encoded_part(saved: Saved) -> pb.SavedPart:
     part, facts = saved
-    message = description_of(part)
+    message = part.encoded()
     message.state = facts
     return message

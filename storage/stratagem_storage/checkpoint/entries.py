@@ -13,7 +13,7 @@ import torch
 
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.programs.random_rows import stored_rows
-from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, SavedPart, SavedTensor, StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype, nbytes_of
@@ -359,3 +359,39 @@ class TensorFile:
     name: str
     file: FileEntry
     tensors: Sequence[TensorEntry]
+
+    def encoded(self) -> SavedPart:
+        """Return it as messages describe it, without the state of a server."""
+        return SavedPart(
+            name=self.name,
+            nbytes=self.file.nbytes,
+            blocks=self.file.blocks,
+            digests=self.file.digests,
+            tensors=[
+                SavedTensor(
+                    spec=each.spec,
+                    begin=each.begin,
+                    version=each.version,
+                    rows=each.rows,
+                    changed=each.changed,
+                )
+                for each in self.tensors
+            ],
+        )
+
+    @classmethod
+    def decoded(cls, part: SavedPart) -> TensorFile:
+        """Return what a message describes."""
+        tensors = [
+            TensorEntry(
+                each.spec,
+                part.name,
+                each.begin,
+                each.version,
+                each.rows if each.HasField("rows") else None,
+                each.changed if each.HasField("changed") else None,
+            )
+            for each in part.tensors
+        ]
+        digests = part.digests if part.HasField("digests") else None
+        return cls(part.name, FileEntry(part.nbytes, tuple(part.blocks), digests), tensors)

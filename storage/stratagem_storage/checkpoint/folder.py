@@ -22,6 +22,7 @@ from stratagem_storage.checkpoint.entries import (
 )
 from stratagem_storage.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned_error
 from stratagem_storage.checkpoint.parts import read_plain
+from stratagem_storage.checkpoint.plain import SHARD_LIST, read_shards
 from stratagem_storage.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import AnyPlace, Place, absolute_place, place_of
@@ -220,8 +221,8 @@ def open_checkpoint(path: AnyPlace, policy: CheckpointPolicy = ANY) -> Checkpoin
     """Return the checkpoint at a path.
 
     Args:
-        path: A folder of checkpoints, whose latest is opened; one checkpoint in it; or any
-            safetensors file.
+        path: A folder of checkpoints, whose latest is opened; one checkpoint in it; any safetensors
+            file, or a folder of shards and their list.
         policy: What is demanded of it.
 
     Raises:
@@ -240,6 +241,10 @@ def open_checkpoint(path: AnyPlace, policy: CheckpointPolicy = ANY) -> Checkpoin
         return _only_file(folder, file)
     if folder.has(INDEX):
         return _read(folder, folder.read(INDEX, MOST_INDEX_BYTES), policy)
+    if folder.has(SHARD_LIST):
+        if policy.key:
+            raise unsigned_error(str(place), "is a folder of shards without a signature")
+        return Checkpoint(folder, read_shards(folder))
     try:
         latest, data = folder.latest(MOST_INDEX_BYTES)
     except FileNotFoundError as error:

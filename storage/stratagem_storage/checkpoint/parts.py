@@ -51,7 +51,8 @@ DTYPE_NAMES = {
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _NAMES = {encode_dtype(dtype): name for dtype, name in DTYPE_NAMES.items()}
 
-_NOTES = "stratagem_tables"
+NOTES = "stratagem_tables"
+"""The metadata of a file that describe the tables, and the parts of variables, in it."""
 
 # What looking for something in a header in vain raises.
 _MISREADINGS = (LookupError, ValueError, TypeError, AttributeError, ParseError, RecursionError)
@@ -185,16 +186,16 @@ def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]
 
 
 def _notes(contents: Sequence[Content]) -> dict[str, str]:
-    """Return metadata that describe the tables in a file."""
+    """Return metadata that describe the tables, and the parts of variables, in a file."""
     tables = {
         content.spec.name: {
             "spec": MessageToDict(content.spec, preserving_proto_field_name=True),
-            "count": content.rows.count,
+            **({} if content.rows is None else {"count": content.rows.count}),
         }
         for content in contents
-        if content.rows is not None
+        if content.rows is not None or content.spec.HasField("partition")
     }
-    return {_NOTES: json.dumps(tables)} if tables else {}
+    return {NOTES: json.dumps(tables)} if tables else {}
 
 
 def _header(contents: Sequence[Content], notes: Mapping[str, str]) -> tuple[bytes, list[list[int]]]:
@@ -247,7 +248,7 @@ def read_plain(folder: Folder, name: str) -> tuple[FileEntry, list[TensorEntry]]
     try:
         described = json.loads(text)
         metadata = described.pop("__metadata__", {})
-        tables = json.loads(metadata.get(_NOTES, "{}"))
+        tables = json.loads(metadata.get(NOTES, "{}"))
         begin = _LENGTH_BYTES + length
         entries = [
             _noted(_plain_entry(name, begin, tensor, one), tables.get(tensor))
@@ -274,11 +275,12 @@ def _plain_entry(file: str, begin: int, name: str, described: dict[str, list[int
 
 
 def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:
-    """Return an entry with the description of its table in the file's metadata."""
+    """Return an entry with the description of its table or part in the file's metadata."""
     if note is None:
         return entry
     spec = ParseDict(note["spec"], VariableSpec())
-    noted = replace(entry, spec=spec, rows=StoredRows(count=note["count"]))
+    rows = StoredRows(count=note["count"]) if "count" in note else None
+    noted = replace(entry, spec=spec, rows=rows)
     if (noted.name, noted.tensor) != (entry.name, entry.tensor):
         raise ValueError(f"its metadata and its header differ about table {entry.name!r}")
     return noted

@@ -30,6 +30,7 @@ from stratagem_storage.checkpoint.entries import (
     TOUCHED,
     TensorEntry,
     is_companion,
+    row_nbytes,
 )
 from stratagem_storage.checkpoint.folder import Checkpoint
 from stratagem_storage.checkpoint.index import Index
@@ -205,6 +206,19 @@ class TablePart:
         """Return the keys of its rows; row numbers of a table that is not dynamic."""
         return self.rows.whole(checkpoint.tensor(self.companions[KEYS]))
 
+    def stored(
+        self, checkpoint: Checkpoint, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the rows at some positions; keys as `keys` does."""
+        found = []
+        for entry in (self.companions[KEYS], self.entry):
+            shape = (stop - start, *entry.tensor.shape[1:])
+            run = allocate(TensorSpec(dtype=entry.tensor.dtype, shape=shape))
+            if run.numel():
+                checkpoint.read(entry, start * row_nbytes(entry.tensor), as_bytes(run))
+            found.append(run)
+        return self.rows.whole(found[0]), found[1]
+
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
         """Return a companion tensor; zeros if the table does not record touches, or counts."""
         if what in self.companions:
@@ -287,8 +301,9 @@ class WholeTable(Whole):
         if nbytes > MOST_DENSE_BYTES:
             raise InvalidArgumentError(
                 f"table {self.name!r} has {nbytes} bytes with all its rows, more than "
-                f"the {MOST_DENSE_BYTES} that are read whole. `stratagem checkpoint "
-                "export --stored-rows` writes the rows that are stored, and their keys",
+                f"the {MOST_DENSE_BYTES} that are read whole. strategy.export(module, PATH) writes "
+                "all of them from a cluster, and `stratagem checkpoint export --stored-rows` the "
+                "rows that are stored, and their keys",
                 variable=self.name,
             )
         return super().read(checkpoint)

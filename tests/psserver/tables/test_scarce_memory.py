@@ -9,7 +9,7 @@ import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.key_index import KeyIndex
-from stratagem_psserver.limits import is_out_of_memory
+from stratagem_proto.wire.tensors import is_out_of_memory
 from stratagem_psserver.optimization.gradients import Gradient
 from tests.psserver.scarce_memory import in_a_child, limited_memory
 from tests.psserver.tables.specs import ZEROS, dynamic, hosting, table_of, table_spec

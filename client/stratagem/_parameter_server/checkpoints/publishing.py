@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from types import TracebackType
 
 import torch
 
@@ -165,12 +164,7 @@ class PeriodicPublishing:
     def __enter__(self) -> PeriodicPublishing:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

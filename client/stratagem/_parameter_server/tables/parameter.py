@@ -152,6 +152,11 @@ class TableParameter(Parameter):
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         self._require_writable()
+        given = args[0] if args else None
+        if func is Tensor.copy_ and type(given) is Tensor and given.shape == self.shape:
+            # As load_state_dict() does; nothing of the old value is needed.
+            self._replace(given.to(self.dtype))
+            return self
         value = self._whole_value().clone()
         func(value, *args, **kwargs)
         self._replace(value)

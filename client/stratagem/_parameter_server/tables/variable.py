@@ -44,12 +44,16 @@ from stratagem_proto.v1.variable_pb2 import (
     DynamicKeys,
     EvictionOrder,
     TableSpec,
+    VariableSpec,
 )
 
 if TYPE_CHECKING:
     from stratagem._hosting.hosted_parameter import HostedParameter
     from stratagem._parameter_server.tables.tables import TableShard
     from stratagem._parameter_server.variables.variable import AnyStore
+
+_WRITTEN_AT_ONCE_BYTES = 16 << 20
+"""Of a table that is too large to be read whole, so much is written by one request."""
 
 RowsByTable = Mapping["TableVariable", torch.Tensor]
 """Rows of tables of one strategy: int64 vectors, ascending, without repetitions."""
@@ -277,12 +281,33 @@ class TableVariable(SplitVariable):
         """Return the value, unless it is too large."""
         if not self.is_readable:
             raise InvalidArgumentError(
-                f"{self!r} is read as a whole, which takes more than the "
-                f"{self.reach.nbytes:.0f} bytes of scope(meta_above=...). Look "
-                "rows up by torch.nn.functional.embedding",
+                f"{self!r} is too large for what reads all of it, as state_dict() or a copy do: it "
+                f"takes more than the {self.reach.nbytes:.0f} bytes of scope(meta_above=...). What "
+                "was trained is on the servers: strategy.export(module, PATH) writes a file that "
+                "plain PyTorch loads, and strategy.save(FOLDER) a checkpoint. Single rows come by "
+                "torch.nn.functional.embedding",
                 variable=self.name,
             )
         return self.pull(self.whole_rows, training=False)
+
+    def keys(self, limit: int) -> Iterator[torch.Tensor]:
+        """Yield the numbers, or keys, of the stored rows, at most so many at a time."""
+        for part, rows in zip(self.parts, self.layout.shards, strict=True):
+            for numbers in self.store.keys(part, limit):
+                yield rows.whole(numbers)
+
+    def undivided(self, name: str) -> VariableSpec:
+        """Return the description of all of it in one part, under a name."""
+        spec = self.parts[0].spec
+        spec.ClearField("partition")
+        spec.name = name
+        if self.has_keys:
+            keys = spec.table.dynamic
+            keys.part, keys.parts = 0, 1
+            keys.max_bytes *= len(self.parts)
+        else:
+            spec.tensor.shape[0] = self.layout.total
+        return spec
 
     def present(self) -> torch.Tensor:
         """Return the value that the servers have, whatever is held here."""
@@ -313,8 +338,18 @@ class TableVariable(SplitVariable):
                 "would lose it again; write parameters outside of run(), or change "
                 "them by an optimizer"
             )
-        write = partial(self._write, Write.ASSIGN, operand(self, value))
-        self.reach.loading.set_table(self, value, write)
+        whole = operand(self, value).detach()
+        self.reach.loading.set_table(self, value, partial(self._assign, whole))
+
+    def _assign(self, whole: torch.Tensor) -> None:
+        if self.is_readable:
+            self._write(Write.ASSIGN, whole)
+            return
+        # It may be in a file that is mapped, of which no more is in memory than what is on its way.
+        size = self.shape[1:].numel() * self.dtype.itemsize
+        for rows in self.whole_rows.split(max(1, _WRITTEN_AT_ONCE_BYTES // max(1, size))):
+            first, last = int(rows[0]), int(rows[-1])
+            self._write(Write.ASSIGN, IndexedSlices(whole[first : last + 1], rows))
 
     def _write(self, write: Write, value: Any) -> None:
         values: list[Any]
@@ -335,8 +370,9 @@ def require_whole_state(variables: Iterable[Variable]) -> None:
         if isinstance(variable, TableVariable) and not variable.is_dense:
             raise UnimplementedError(
                 f"the optimizer's state for {variable!r} is stored by rows beside the "
-                "table and has no place in a state dict; give the table an optimizer "
-                "of its own",
+                "table and has no place in a state dict; strategy.save(FOLDER) has it, and "
+                "strategy.export(module, PATH) writes the values alone. To keep the state of the "
+                "others by state_dict(), give the table an optimizer of its own",
                 variable=variable.name,
             )
 

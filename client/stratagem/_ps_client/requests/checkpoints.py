@@ -13,7 +13,7 @@ from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.publication_pb2 import PublishHeader, PublishResponse
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_storage.checkpoint.entries import FileEntry, TensorEntry, TensorFile
+from stratagem_storage.checkpoint.entries import TensorFile
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,7 @@ def _saved(responses: Responses) -> SavedPart | None:
     response = sole(pb.FinishSaveResponse)(responses)
     if not response.HasField("part"):
         return None
-    part = response.part
-    tensors = [
-        TensorEntry(
-            each.spec,
-            part.name,
-            each.begin,
-            each.version,
-            rows=each.rows if each.HasField("rows") else None,
-            changed=each.changed if each.HasField("changed") else None,
-        )
-        for each in part.tensors
-    ]
-    digests = part.digests if part.HasField("digests") else None
-    file = FileEntry(part.nbytes, tuple(part.blocks), digests)
-    return SavedPart(TensorFile(part.name, file, tensors), part.state)
+    return SavedPart(TensorFile.decoded(response.part), response.part.state)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,305 @@
+"""Versions in a Redis, for programs that know nothing of Stratagem."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stratagem import (
+    DifferentTrainingError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ParameterServerStrategy,
+    Reader,
+    SupersededError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from stratagem_deploy.cli import app
+from stratagem_reader import redis_sink
+from stratagem_reader.redis_sink import RedisSink
+from stratagem_reader.sources import source_at
+from tests.client.clusters import running
+from tests.conftest import TOKEN
+from tests.reader.followed import Training
+
+redis = pytest.importorskip("redis", reason="needs the package redis")
+
+_PROGRAM = shutil.which("redis-server")
+pytestmark = pytest.mark.skipif(_PROGRAM is None, reason="needs redis-server")
+
+
+class _Redis:
+    """A Redis of a test, on a socket of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "redis"
+        self.url = f"unix://{self.path}"
+        self.start()
+
+    def start(self, *options: str) -> None:
+        arguments = [str(_PROGRAM), "--port", "0", "--unixsocket", str(self.path), "--save", ""]
+        self._process = subprocess.Popen(
+            [*arguments, "--dir", str(self.path.parent), *options], stdout=subprocess.DEVNULL
+        )
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+        self.client: Any = redis.Redis(unix_socket_path=str(self.path), retry=retry)
+        for _ in range(200):
+            try:
+                self.client.ping()
+                return
+            except redis.AuthenticationError:
+                return
+            except redis.ConnectionError:
+                threading.Event().wait(0.05)
+        raise TimeoutError("redis-server has not begun")
+
+    def stop(self) -> None:
+        self.client.close()
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[_Redis]:
+    found = _Redis(tmp_path)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "source"
+
+
+def _rows(client: Any, name: str) -> dict[int, bytes]:
+    return {int(key): row for key, row in client.hgetall(f"stratagem:rows:{name}").items()}
+
+
+def _assert_equal_to(client: Any, reader: Reader, number: int) -> None:
+    """Redis has each row and value of a version, and nothing else."""
+    about = {name.decode(): each for name, each in client.hgetall("stratagem:version").items()}
+    assert int(about["version"]) == number
+    names = {"stratagem:version"}
+    for name, table in reader.replica.tables.items():
+        keys = reader.keys(name)
+        rows = torch.cat([part.rows for part in table.parts])
+        expected = {key: _bytes(row) for key, row in zip(keys.tolist(), rows, strict=True)}
+        assert _rows(client, name) == expected
+        told = json.loads(about[f"table:{name}"])
+        assert told == {
+            "dtype": str(rows.dtype).removeprefix("torch."),
+            "shape": [*rows.shape[1:]],
+            "rows": len(rows),
+        }
+        names |= {f"stratagem:keys:{part.name}" for part in table.parts if part.count}
+        names |= {f"stratagem:rows:{name}"} if expected else set()
+    for name, dense in reader.replica.dense.items():
+        assert client.get(f"stratagem:value:{name}") == _bytes(dense.value)
+        names.add(f"stratagem:value:{name}")
+    assert {each.decode() for each in client.scan_iter()} == names
+
+
+def _bytes(value: torch.Tensor) -> bytes:
+    return bytes(value.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_each_version_of_a_folder_is_in_redis_to_the_byte(
+    server: _Redis, source: Path, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(servers) as cluster, cluster.strategy() as strategy:
+        training = Training(strategy)
+        training.train()
+        strategy.save(source)
+        sink = RedisSink(source_at(source), server.url)
+        (first,) = sink.write_next(0.0)
+        with Reader(source) as reader:
+            _assert_equal_to(server.client, reader, first.number)
+            whole = server.client.info("commandstats")["cmdstat_rename"]["calls"]
+            for number in range(8):
+                training.train(steps=1 + number)
+                strategy.save(source, incremental=True)
+                if number == 3:
+                    # One that begins anew goes on by increments.
+                    sink.close()
+                    sink = RedisSink(source_at(source), server.url)
+                if number == 7:
+                    monkeypatch.setattr(redis_sink, "_MOST_ROWS_AT_ONCE", 1)
+                    monkeypatch.setattr(redis_sink, "_MOST_SHARE_AT_ONCE", 0.0)
+                (written,) = sink.write_next(0.0)
+                reader.wait_for(written.number)
+                _assert_equal_to(server.client, reader, written.number)
+                renamed = server.client.info("commandstats")["cmdstat_rename"]["calls"]
+                assert (renamed > whole) == (number == 7)
+        sink.close()
+
+
+def test_a_reader_sees_one_version_at_a_time(server: _Redis, source: Path) -> None:
+    """Rows, values and the number, read by one transaction, are of one version."""
+    seen, ended = set[tuple[int, bytes, bytes]](), threading.Event()
+
+    def read() -> None:
+        client = redis.Redis(unix_socket_path=str(server.path))
+        while not ended.is_set():
+            with client.pipeline() as pipe:
+                pipe.hget("stratagem:version", "version")
+                pipe.hmget("stratagem:rows:fixed.weight", range(300))
+                pipe.get("stratagem:value:first.weight")
+                number, rows, value = pipe.execute()
+            if number is not None:
+                seen.add((int(number), b"".join(each or b"-" for each in rows), value))
+        client.close()
+
+    written = set[tuple[int, bytes, bytes]]()
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training = Training(strategy)
+        sink, thread = RedisSink(source_at(source), server.url), threading.Thread(target=read)
+        thread.start()
+        try:
+            for number in range(20):
+                training.train(steps=1)
+                # Whole ones, and what differs.
+                strategy.save(source, incremental=number % 5 > 0)
+                (version,) = sink.write_next(0.0)
+                rows = server.client.hmget("stratagem:rows:fixed.weight", range(300))
+                value = server.client.get("stratagem:value:first.weight")
+                written.add((version.number, b"".join(each or b"-" for each in rows), value))
+        finally:
+            ended.set()
+            thread.join()
+            sink.close()
+    assert seen <= written and len(seen) > 1
+
+
+def test_the_command_writes_what_servers_publish(server: _Redis, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    environment = {"STRATAGEM_TOKEN_FILE": str(tmp_path / "token")}
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training = Training(strategy)
+        arguments = ["follow", *cluster.servers, "--to", server.url, "--versions=1", "--json"]
+        with ExitStack() as stack:
+            for _ in range(2):
+                training.train()
+                version = strategy.publish()
+                done = CliRunner().invoke(app, arguments, env=environment)
+                assert done.exit_code == 0, done.output
+                told = json.loads(done.output)
+                assert (told["version"], told["place"]) == (version, server.url)
+                reader = stack.enter_context(Reader(cluster.servers, token=TOKEN))
+                _assert_equal_to(server.client, reader, version)
+    wholes = server.client.info("commandstats")["cmdstat_rename"]["calls"]
+    tables, parts, others = 3, 5, len(reader.replica.dense)
+    assert wholes <= tables + parts + others
+    refused = CliRunner().invoke(app, [*arguments, "--keep=2"], env=environment)
+    assert refused.exit_code == 2 and "a Redis has one version" in refused.output
+
+
+def _saved(strategy: ParameterServerStrategy, source: Path, seed: int = 0) -> Training:
+    training = Training(strategy, seed)
+    training.train()
+    strategy.save(source)
+    return training
+
+
+def test_a_redis_that_was_lost_or_that_has_lost_something_is_gone_on_with(
+    server: _Redis, source: Path
+) -> None:
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training = _saved(strategy, source)
+        sink = RedisSink(source_at(source), server.url)
+        sink.write_next(0.0)
+        training.train(steps=1)
+        strategy.save(source, incremental=True)
+        server.client.hdel(
+            "stratagem:rows:bag.weight", *server.client.hkeys("stratagem:rows:bag.weight")[:3]
+        )
+        server.client.sadd("stratagem:staged", "stratagem:left")
+        server.client.set("stratagem:left", "of one that was killed")
+        with Reader(source) as reader:
+            (version,) = sink.write_next(0.0)
+            _assert_equal_to_but(server.client, reader, version.number, {"stratagem:left"})
+            server.stop()
+            training.train(steps=1)
+            strategy.save(source, incremental=True)
+            with pytest.raises(UnavailableError, match="cannot be reached"):
+                sink.write_next(0.0)
+            server.start()
+            # It had kept nothing.
+            (version,) = sink.write_next(0.0)
+            reader.wait_for(version.number)
+            _assert_equal_to(server.client, reader, version.number)
+            server.client.set("stratagem:left", "of one that was killed")
+            server.client.sadd("stratagem:staged", "stratagem:left")
+            again = RedisSink(source_at(source), server.url)
+            assert again.write_next(0.0) == []
+            _assert_equal_to(server.client, reader, version.number)
+            training.train(steps=1)
+            strategy.save(source, incremental=True)
+            (version,) = again.write_next(0.0)
+            # The one that began later goes on, and this one ends.
+            for _ in range(2):
+                with pytest.raises(SupersededError, match="another `stratagem follow` writes"):
+                    sink.write_next(0.0)
+            reader.wait_for(version.number)
+            _assert_equal_to(server.client, reader, version.number)
+        again.close()
+        sink.close()
+
+
+def _assert_equal_to_but(client: Any, reader: Reader, number: int, others: set[str]) -> None:
+    for name in others:
+        client.delete(name)
+    _assert_equal_to(client, reader, number)
+
+
+def test_what_is_not_meant_is_refused(
+    server: _Redis, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        _saved(strategy, source)
+        RedisSink(source_at(source), server.url).write_next(0.0)
+    with running(1) as cluster, cluster.strategy() as strategy:
+        _saved(strategy, tmp_path / "other", seed=1)
+    other = source_at(tmp_path / "other")
+    before = server.client.hgetall("stratagem:rows:dynamic.weight")
+    with pytest.raises(DifferentTrainingError, match="prefix=NAME"):
+        RedisSink(other, server.url).write_next(0.0)
+    assert server.client.hgetall("stratagem:rows:dynamic.weight") == before
+    assert RedisSink(other, server.url + "?prefix=other").write_next(0.0)
+    assert server.client.hlen("other:rows:dynamic.weight")
+    server.client.hset("stratagem:version", "format", 2)
+    with pytest.raises(FailedPreconditionError, match=r"has format 2; .* install a later one"):
+        RedisSink(other, server.url).write_next(0.0)
+    server.client.delete("stratagem:version")
+    server.client.set("stratagem:version", "of another program")
+    with pytest.raises(FailedPreconditionError, match="WRONGTYPE"):
+        RedisSink(other, server.url).write_next(0.0)
+    server.client.delete("stratagem:version")
+    server.client.hset("stratagem:version", "of", "another program")
+    with pytest.raises(FailedPreconditionError, match="not written by stratagem"):
+        RedisSink(other, server.url).write_next(0.0)
+    for url in ("http://there", "redis://there:port", "redis://there/?decode_responses=1"):
+        with pytest.raises(InvalidArgumentError, match="is no URL of a Redis"):
+            RedisSink(other, url)
+    server.stop()
+    server.start("--requirepass", "a secret")
+    monkeypatch.setenv("STRATAGEM_REDIS_PASSWORD", "another secret")
+    with pytest.raises(UnauthenticatedError, match="STRATAGEM_REDIS_PASSWORD"):
+        RedisSink(other, server.url).write_next(0.0)
+    monkeypatch.setenv("STRATAGEM_REDIS_PASSWORD", "a secret")
+    sink = RedisSink(other, server.url)
+    assert sink.write_next(0.0) and "secret" not in sink.name
+    assert "secret" not in RedisSink(other, "redis://user:secret@there:1/0").name
+    other.close()
