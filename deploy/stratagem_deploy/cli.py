@@ -6,7 +6,6 @@ What a subcommand needs is loaded by it, so that `--help` need not wait for PyTo
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -141,8 +140,10 @@ def serve_functions(context: typer.Context) -> None:
     help="Run one reader server, which answers lookups; see `stratagem serve --help`.",
 )
 def serve_versions(context: typer.Context) -> None:
-    # As of parameter servers: rows are copied by threads that wait for each other.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from stratagem_psserver import environment
+
+    # Rows are found in large memory, as in parameter servers.
+    environment.tune()
     with offering(_page_of):
         _reader("serve")(args=context.args, prog_name="stratagem serve")
 

@@ -29,6 +29,16 @@ def test_commands_that_train_nothing_themselves_do_not_wait_for_torch(module: st
     assert output == "False\n"
 
 
+@pytest.mark.parametrize("kind", ["ps", "serve"])
+def test_a_server_of_rows_asks_for_huge_pages_before_torch_is_loaded(kind: str) -> None:
+    asked = "import os, sys; from typer.testing import CliRunner; from stratagem_deploy.cli import "
+    asked += f"app; CliRunner().invoke(app, [{kind!r}, '--help']); "
+    asked += "print(os.environ['THP_MEM_ALLOC_ENABLE'], 'torch' in sys.modules)"
+    with python("-c", asked, output=subprocess.PIPE) as process:
+        output, _ = process.communicate()
+    assert output == "1 False\n"
+
+
 def verbs(group: Any, *above: str) -> Iterator[list[str]]:
     """The words of each command."""
     for name, command in group.commands.items():

@@ -49,8 +49,9 @@ class CheckpointedStrategy(Strategy):
         of its `run`; after a second they go on, and it is tried again. Then each server writes its
         own file while training goes on, and copies what changes before it is written.
 
-        Only the chief saves; other workers' calls do nothing. Its modules' buffers are saved as
-        well. All servers and the chief have to share the folder.
+        Only the chief saves, with its modules' buffers. Other workers may call it in the same loop:
+        that writes nothing, is done at once, and the first such call is told in the log. All
+        servers and the chief have to share the folder.
 
         Args:
             path: The folder of checkpoints, made if need be. It has the file `latest` and a folder

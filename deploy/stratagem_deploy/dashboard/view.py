@@ -80,11 +80,14 @@ def _scalars(answers: Sequence[ServerAnswer]) -> dict[str, Mapping[str, float]]:
 def steps_by_worker(
     answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]
 ) -> Mapping[str, float]:
-    """Return how many steps each worker takes by the second, under all its optimizers."""
+    """Return how many steps each worker takes by the second.
+
+    A step of a program may be one of several optimizers, so the one that steps most often counts.
+    """
     found = defaultdict[str, float](float)
     for one in progress_of(of_clients(answers), of_clients(earlier)):
         if not one.clock.gone:
-            found[one.worker] += one.by_the_second or 0.0
+            found[one.worker] = max(found[one.worker], one.by_the_second or 0.0)
     return found
 
 

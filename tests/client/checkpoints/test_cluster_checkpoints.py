@@ -335,3 +335,23 @@ def test_a_url_of_another_kind_is_not_taken_for_a_folder() -> None:
             with pytest.raises(InvalidArgumentError, match="is a URL"):
                 strategies.restore(Path("https://host/run"))
     assert not Path("ssh:").exists()
+
+
+def test_a_worker_that_is_not_the_chief_is_told_once_that_it_saves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(strategy: ParameterServerStrategy, worker: int) -> None:
+        with strategy.scope():
+            Variable(torch.zeros(2), name="zeros")
+        strategy.barrier()
+        for _ in range(2):
+            strategy.save(tmp_path / f"of-{worker}")
+        strategy.barrier()
+
+    with running(1, num_workers=2) as cluster:
+        cluster.run(program)
+    told = [text for text in caplog.messages if "called save" in text]
+    assert len(told) == 1
+    assert f"worker/task:1 called save('{tmp_path}/of-1')" in told[0]
+    assert "the chief alone saves, /job:worker/task:0" in told[0]
+    assert not (tmp_path / "of-1").exists()

@@ -249,3 +249,15 @@ def test_a_value_that_was_computed_is_sent(strategy: ParameterServerStrategy) ->
     with strategy.scope(meta_above=1000):
         module = Computed()
     assert module.weight.std().item() == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("write", [nn.init.normal_, nn.init.orthogonal_, lambda w: w.data.zero_()])
+def test_a_large_table_says_where_it_is_initialised_once_its_scope_has_closed(
+    strategy: ParameterServerStrategy, write: Callable[[nn.Parameter], object]
+) -> None:
+    with strategy.scope(meta_above=1000):
+        table = nn.Embedding(ROWS, COLUMNS)
+    before = table(ALL).detach()
+    with pytest.raises(InvalidArgumentError, match=r"initialise it, do so in strategy.scope\(\)"):
+        write(table.weight)
+    assert torch.equal(table(ALL).detach(), before)

@@ -140,6 +140,25 @@ def test_the_demo_is_shown_in_each_light_and_on_a_phone(browser: Chrome, tmp_pat
         assert errors(browser) == []
 
 
+CUT = """return [...document.querySelectorAll('.tick.end')].filter(
+    (each) => each.getBBox().x < 0).map((each) => each.textContent)"""
+DRAW = """const done = arguments[arguments.length - 1];
+import('./chart.js').then(({ Chart }) => {
+  const chart = new Chart('traffic', 'rate', false);
+  document.querySelector('#charts').append(chart.figure);
+  chart.draw([1, 2], new Map([['ps:0', [0, 600 * 2 ** 20]]]), 60);
+  done();
+}, done)"""
+
+
+def test_no_figure_of_an_axis_is_cut_off(browser: Chrome) -> None:
+    with scenes.crowd(1, 1) as (cluster, _), page(cluster) as url:
+        shown(browser, url)
+        browser.execute_async_script(DRAW)
+        assert "1000 MiB/s" in text(browser, "#charts")
+        assert browser.execute_script(CUT) == []
+
+
 def test_the_page_of_a_server_itself_is_shown_in_each_light_and_on_a_phone(
     browser: Chrome,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stratagem_deploy.dashboard.view import steps_by_worker
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace, seconds_between
 from stratagem_deploy.watching.rows import progress_of
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, WorkerClock
@@ -39,3 +40,12 @@ def test_without_a_server_that_answered_both_looks_this_clock_counts() -> None:
     dead = [ServerAnswer(PLACE, None, "it does not answer", time) for time in (3.0, 8.0)]
     assert seconds_between([dead[1]], [dead[0]]) == 5.0
     assert seconds_between([], []) == 1.0
+
+
+def test_a_step_under_two_optimizers_is_one_step() -> None:
+    earlier, later = answer(b"run", 10.0, 100, 50.0), answer(b"run", 12.0, 140, 52.0)
+    for each, finished in ((earlier, 20), (later, 28)):
+        assert each.status is not None
+        clock = WorkerClock(task="/job:worker/task:0", finished=finished)
+        each.status.parameter_server.groups.add(group="SGD", workers=[clock])
+    assert steps_by_worker([later], [earlier]) == {"worker:0": 20.0}

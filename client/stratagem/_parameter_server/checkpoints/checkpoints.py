@@ -79,7 +79,7 @@ class ClusterCheckpoints:
         self._publisher = Publisher(store, self._copied_buffers)
         self._restorer: ClusterRestorer | None = None
         self._is_in_run = False
-        self._joined = False
+        self._joined = self._has_told_who_saves = False
         self.states = WorkerStates(membership, store)
         self.counter = StepCounter(membership, store, self.states)
         self.is_coordinated = False
@@ -89,6 +89,7 @@ class ClusterCheckpoints:
     ) -> Future[None]:
         """Save what the servers hold, and this task's buffers, if it is the chief."""
         if not self._membership.is_chief:
+            self._tell_who_saves(root)
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
         self._store.training.require_all("a checkpoint")
@@ -98,6 +99,18 @@ class ClusterCheckpoints:
             self._store.servers.on_all(lambda: announce_restored("", TrainingRun()))
             self._is_in_run = True
         return self._saver.save(root, contents, series)
+
+    def _tell_who_saves(self, root: str | os.PathLike[str]) -> None:
+        # All workers may call it in the same loop, and then nothing is wrong.
+        if not self._has_told_who_saves:
+            self._has_told_who_saves = True
+            _LOG.warning(
+                "%s called save(%r), and has written nothing: the chief alone saves, %s, once it "
+                "calls save() itself; all other tasks may call it as well or leave it out",
+                self._membership.name,
+                str(root),
+                self._membership.creator_place,
+            )
 
     def _copied_buffers(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().cpu().clone() for name, value in self._buffers}

@@ -4,7 +4,7 @@ import { drawn, element, say } from "./elements.js";
 import { ceiling, clock, inWords } from "./words.js";
 
 const HEIGHT = 132;
-const LEFT = 60; // for the figures of the axis
+const LETTER = 7; // the widest of the axis' figures
 const RIGHT = 4;
 const TOP = 8;
 const BOTTOM = 20;
@@ -23,6 +23,7 @@ export class Chart {
   #rows = element("tbody");
   #chosen = null; // the time that the reader has chosen
   #shown = null;
+  #left = 0; // room for the figures of the axis
 
   constructor(title, unit, isFree) {
     this.#unit = unit;
@@ -50,7 +51,7 @@ export class Chart {
   #listen() {
     this.#slider.addEventListener("pointermove", (event) => {
       const box = this.#svg.getBoundingClientRect();
-      const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
+      const share = (event.clientX - box.left - this.#left) / (box.width - this.#left - RIGHT);
       this.#choose(this.#shown?.nearest(share) ?? null);
     });
     this.#slider.addEventListener("pointerleave", () => this.#choose(null));
@@ -94,12 +95,15 @@ export class Chart {
     const { times, lines, width, end, span } = this.#shown;
     const known = lines.flatMap(({ values }) => values).filter((value) => value !== null);
     const [low, high] = this.#bounds(known);
-    const x = (time) => LEFT + (width - LEFT - RIGHT) * (1 - (end - time) / span);
+    const ticks = [low, (low + high) / 2, high];
+    const left = 8 + LETTER * Math.max(...ticks.map((tick) => inWords(tick, this.#unit).length));
+    this.#left = left;
+    const x = (time) => left + (width - left - RIGHT) * (1 - (end - time) / span);
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low || 1));
     const at = this.#chosen === null ? times.length - 1 : times.indexOf(this.#chosen);
     this.#svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.#svg.replaceChildren(
-      ...this.#axes([low, (low + high) / 2, high], y, width),
+      ...this.#axes(ticks, y, width),
       ...hours(end, span, x),
       ...lines.map(({ values }, index) => drawn("path", {
         d: path(times, values, x, y), class: `curve style-${index % STYLES}`,
@@ -123,8 +127,8 @@ export class Chart {
 
   #axes(ticks, y, width) {
     return ticks.flatMap((tick) => [
-      drawn("line", { x1: LEFT, x2: width, y1: y(tick), y2: y(tick), class: "grid" }),
-      drawn("text", { x: LEFT - 8, y: y(tick) + 4, class: "tick end" }, inWords(tick, this.#unit)),
+      drawn("line", { x1: this.#left, x2: width, y1: y(tick), y2: y(tick), class: "grid" }),
+      drawn("text", { x: this.#left - 8, y: y(tick) + 4, class: "tick end" }, inWords(tick, this.#unit)),
     ]);
   }
 
