@@ -281,12 +281,12 @@ class TableVariable(SplitVariable):
         """Return the value, unless it is too large."""
         if not self.is_readable:
             raise InvalidArgumentError(
-                f"{self!r} is too large for what reads or writes all of it, as state_dict() or a copy "
-                f"do: it takes more than the {self.reach.nbytes:.0f} bytes of scope(meta_above=...). "
-                "To initialise it, do so in strategy.scope(), where the module is built: there, "
-                "servers compute its rows. What "
-                "was trained is on the servers: strategy.export(module, PATH) writes a file that "
-                "plain PyTorch loads, and strategy.save(FOLDER) a checkpoint. Single rows come by "
+                f"{self!r} is too large for what reads or writes all of it, as state_dict() and "
+                f"copies do: it takes more than the {self.reach.nbytes:.0f} bytes of "
+                "scope(meta_above=...). To initialise it, do so in strategy.scope(), where the "
+                "module is built: there, servers compute its rows. What was trained is on the "
+                "servers: strategy.export(module, PATH) writes a file that plain PyTorch loads, "
+                "and strategy.save(FOLDER) a checkpoint. Single rows come by "
                 "torch.nn.functional.embedding",
                 variable=self.name,
             )
