@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from stratagem_deploy.clusters.servers import replica_standings
 from stratagem_deploy.processes.process import import_path
 from stratagem_deploy.processes.resources import ReservedAddresses
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY
 from tests.conftest import TOKEN
 from tests.waiting import eventually
 
@@ -76,11 +78,18 @@ class Rolling:
         script: What its workers run: until there is a file "end-" with their name.
         addresses: Where its servers are.
         options: More options of each server.
+        has_backup: Whether both servers are replicas of one task.
     """
 
     def __init__(
-        self, folder: Path, script: str, addresses: ReservedAddresses, options: Sequence[str]
+        self,
+        folder: Path,
+        script: str,
+        addresses: ReservedAddresses,
+        options: Sequence[str],
+        has_backup: bool = False,
     ) -> None:
+        self._has_backup = has_backup
         self._folder, self._options = folder, options
         self.addresses = addresses.replicas
         self.releases = Releases(folder / "former")
@@ -93,14 +102,30 @@ class Rolling:
 
     @property
     def cluster(self) -> Mapping[str, Sequence[str]]:
-        return {"ps": self.addresses, "worker": ["w:0", "w:0"]}
+        servers = [",".join(self.addresses)] if self._has_backup else self.addresses
+        return {"ps": servers, "worker": ["w:0", "w:0"]}
+
+    def await_backup(self) -> None:
+        """Wait until one server serves and the other one is its backup."""
+
+        def has_backup() -> bool:
+            said = replica_standings(self.addresses, TOKEN, 5.0)
+            return any(
+                one and one.standing == STANDING_PRIMARY and one.view.HasField("backup")
+                for one in said
+            )
+
+        eventually(has_backup, PATIENCE)
 
     def start_server(self, task: int, release: str) -> None:
         """Start a server, and wait until it serves."""
         ready = self._folder / f"ready-{task}"
         ready.unlink(missing_ok=True)
+        which: tuple[str, ...] = ("--task", str(task))
+        if self._has_backup:
+            which = ("--task", "0", "--replicas", "2", "--replica", str(task))
         arguments = [
-            *("-m", "stratagem_psserver", "--bind", self.addresses[task], "--task", str(task)),
+            *("-m", "stratagem_psserver", "--bind", self.addresses[task], *which),
             *("--token-file", str(self.token_file), "--ready-file", str(ready), *self._options),
         ]
         output = self._folder / f"ps-{task}.out"
@@ -158,10 +183,12 @@ class Rolling:
 
 
 @contextmanager
-def rolling(folder: Path, script: str, *options: str) -> Iterator[Rolling]:
+def rolling(
+    folder: Path, script: str, *options: str, has_backup: bool = False
+) -> Iterator[Rolling]:
     """A cluster of two servers, of which none has started yet."""
     with ReservedAddresses(2) as addresses:
-        cluster = Rolling(folder, script, addresses, options)
+        cluster = Rolling(folder, script, addresses, options, has_backup)
         try:
             yield cluster
         finally:

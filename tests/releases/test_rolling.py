@@ -156,3 +156,20 @@ def test_a_log_and_a_checkpoint_go_from_one_release_to_the_other_and_back(tmp_pa
         # The present release reads the checkpoint of the last one, whose logs it has continued.
         saved = open_checkpoint(shared_place(tmp_path / "saved")).index
         assert saved.extra == {"steps": cluster.counted()}
+
+
+def test_a_server_and_its_backup_are_replaced_one_after_the_other(tmp_path: Path) -> None:
+    arbiter = f"file:{tmp_path / 'arbiter'}"
+    with rolling(tmp_path, SCRIPT, "--arbiter", arbiter, has_backup=True) as cluster:
+        for number in (0, 1):
+            cluster.start_server(number, "former")
+        cluster.await_backup()
+        cluster.start_worker(0, "former")
+        for to in ("present", "former"):
+            for number in (0, 1):
+                cluster.stop_server(number)
+                cluster.start_server(number, to)
+                cluster.await_backup()
+                cluster.await_more()
+        output = cluster.stop_worker(0)
+        assert f"applied {cluster.counted()} {cluster.counted():.1f}" in output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratagem_proto.errors import DataLossError, StratagemError
+from stratagem_proto.errors import DataLossError, FailedPreconditionError, StratagemError
 from stratagem_proto.v1.log_pb2 import LoggedMutation, LogRecord, OpenedSession
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
@@ -119,8 +119,14 @@ def test_no_memory_is_taken_for_tensors_that_a_record_does_not_have(tmp_path: Pa
         pass
 
 
-def test_a_record_of_an_unknown_method_is_refused_by_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "record", [LogRecord(mutation=LoggedMutation(method="Launch")), LogRecord(unix_seconds=1.0)]
+)
+def test_a_record_of_an_unknown_kind_is_refused_by_its_number(
+    record: LogRecord, tmp_path: Path
+) -> None:
+    """As of a later release, which is not passed over."""
     folder = left(tmp_path / "servers").parent
-    last = added(folder, LogRecord(mutation=LoggedMutation(method="Launch")))
-    with pytest.raises(DataLossError, match=f"record {last} of the log"), logged(folder):
+    said = f"record {added(folder, record)} of the log is of a kind that stratagem"
+    with pytest.raises(FailedPreconditionError, match=said), logged(folder):
         pass
