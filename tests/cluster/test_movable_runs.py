@@ -229,6 +229,7 @@ def test_a_run_that_keeps_its_tasks_says_how_they_could_move(tmp_path: Path) -> 
             "tasks cannot move with durability 'snapshot'",
         ),
         (("--ps", "3", "--tasks", "2"), "2 tasks are too few for 3 servers"),
+        (("--tasks", "2", "--tls"), "the task that its certificate names"),
     ],
 )
 def test_what_does_not_go_with_movable_servers_is_refused(

@@ -15,8 +15,21 @@ from stratagem.cluster_resolver import SimpleClusterResolver, TFConfigClusterRes
 from stratagem_deploy.certificates.subjects import LocalAuthority, Subject
 from stratagem_deploy.clusters.cluster import Cluster, Worker
 from stratagem_deploy.clusters.local_tasks import LocalWorker, Tasks, processes, threads
-from stratagem_deploy.clusters.plan import Storage, arbiter_folder, check_servers, planned
-from stratagem_deploy.clusters.servers import ReplicatedServer, RestartableServer, Which, serving
+from stratagem_deploy.clusters.plan import (
+    Storage,
+    arbiter_folder,
+    begin_tasks,
+    check_certified,
+    check_servers,
+    planned,
+)
+from stratagem_deploy.clusters.servers import (
+    ReplicatedServer,
+    RestartableServer,
+    Which,
+    places_of_tasks,
+    serving,
+)
 from stratagem_deploy.output import Screen
 from stratagem_deploy.processes.resources import PrivateDirectory, ReservedAddresses
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -54,6 +67,7 @@ class LocalCluster(Cluster):
         durability_folder: str | os.PathLike[str] | None = None,
         replicas: int = 1,
         movable: bool = False,
+        tasks: int = 0,
         tls: bool = False,
         policy: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -86,6 +100,8 @@ class LocalCluster(Cluster):
                 has all that the primary acknowledges, and takes over when it ends.
             movable: Whether the tasks of the job ps can move between servers, by
                 `strategy.servers` and `add_server`.
+            tasks: How many tasks movable servers share, as many as there may be servers one day;
+                each costs requests of its own. By default one for each.
             tls: Whether the processes of the cluster, this one among them, know each other by
                 certificates made for it, and encrypt what they send. It takes processes=True.
             policy: File that says which tasks and roles may do what to which variables.
@@ -93,16 +109,18 @@ class LocalCluster(Cluster):
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
                 well as worker servers, a folder, a policy or replicas are given without parameter
-                servers, durability, its folder, replicas and movable do not go together, or the
-                policy is not valid.
+                servers, durability, its folder, replicas, movable, tasks and tls do not go
+                together, or the policy is not valid.
             FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`; or
                 this process is a worker of a cluster already, as under `stratagem run`.
         """
         _require_no_task()
         folders = Storage.at(restore, durability, durability_folder, policy)
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
-        check_servers(ps, folders, replicas, movable)
-        super().__init__(replace(plan, movable=movable, tls=tls))
+        check_servers(ps, folders, replicas, movable, tasks)
+        if tls:
+            check_certified(tasks)
+        super().__init__(replace(plan, movable=movable, tls=tls, tasks=tasks))
         if tls and not processes:
             raise InvalidArgumentError(
                 "threads of one process cannot have certificates of their own; with tls=True, give "
@@ -112,6 +130,8 @@ class LocalCluster(Cluster):
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None
         self._addresses: dict[str, list[ReservedAddresses]] = {}
+        # Where tasks are that begin on the server of another one.
+        self._shared: Sequence[str] = ()
         self._tasks: Tasks | None = None
 
     def _start(self) -> Sequence[Worker]:
@@ -123,8 +143,16 @@ class LocalCluster(Cluster):
             self._tasks = tasks = self._created(resources)
             servers = [*chain.from_iterable(tasks.servers.values())]
             resources.enter_context(serving(servers, self._start_timeout))
+            self._shared = self._places_of_shared()
             self._resources = resources.pop_all()
         return tasks.workers
+
+    def _places_of_shared(self) -> Sequence[str]:
+        plan, own = self._plan, [str(each) for each in self._addresses["ps"]]
+        if plan.tasks <= plan.ps:
+            return ()
+        places = places_of_tasks(own, plan.tasks, plan.token, self._start_timeout)
+        return places[plan.ps :]
 
     def _end(self) -> None:
         self._tasks = None
@@ -234,8 +262,9 @@ class LocalCluster(Cluster):
             return threads(self._plan, self._addresses, Path())
         directory = PrivateDirectory()
         resources.callback(directory.close)
+        arbiter = arbiter_folder(self._plan.storage, directory.path)
+        begin_tasks(arbiter, self._plan.tasks, self._plan.ps)
         if not self._processes:
-            arbiter = arbiter_folder(self._plan.storage, directory.path)
             return threads(self._plan, self._addresses, arbiter)
         authority = self._certified(directory.path, resources) if self._plan.tls else None
         return processes(self._plan, self._addresses, directory, self._show, authority)
@@ -252,6 +281,8 @@ class LocalCluster(Cluster):
 
     def _resolver(self, jobs: Sequence[str], job: str, index: int) -> SimpleClusterResolver:
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
+        if "ps" in addresses:
+            addresses["ps"] += self._shared
         spec = ClusterSpec({name: tasks for name, tasks in addresses.items() if tasks})
         resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)
         resolver.cluster_token = self._plan.token

@@ -163,6 +163,20 @@ def check_servers(
         _check_movable(ps, storage, replicas)
 
 
+def check_certified(tasks: int) -> None:
+    """Check that servers with certificates can have so many tasks.
+
+    Raises:
+        InvalidArgumentError: They share tasks. Clients expect a certificate of the task that they
+            ask for, until they hear from which server to expect one.
+    """
+    if tasks:
+        raise InvalidArgumentError(
+            "a server with a certificate begins with the task that its certificate names, and with "
+            "no other one; leave the number of tasks out, or the certificates"
+        )
+
+
 def _check_tasks(ps: int, movable: bool, tasks: int) -> None:
     if tasks and not movable:
         raise InvalidArgumentError(
@@ -306,6 +320,7 @@ class Plan:
         replicas: How many processes have the state of each parameter server.
         movable: Whether tasks may move between parameter servers.
         tls: Whether processes are known by certificates, and encrypt what they send.
+        tasks: How many tasks parameter servers share; 0 for one on each.
 
     Raises:
         InvalidArgumentError: A number is negative or there are no tasks, there are workers of both
@@ -321,6 +336,7 @@ class Plan:
     replicas: int = 1
     movable: bool = False
     tls: bool = False
+    tasks: int = 0
 
     def __post_init__(self) -> None:
         numbers = self.ps, self.workers, self.worker_servers
