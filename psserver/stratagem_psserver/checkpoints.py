@@ -137,6 +137,8 @@ def resume_as_another_run(state: ServerState, checkpoint: Checkpoint, has_all: b
     with allocating(_ADVICE), refused_if_unsound(str(checkpoint.folder)):
         resume_variables(state, checkpoint, part, has_all)
         resume_facts(state, checkpoint.index.servers[part])
+        if checkpoint.index.ended:
+            state.restored.end()
     state.resumed = True
 
 

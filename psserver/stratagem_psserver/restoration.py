@@ -404,10 +404,10 @@ class Staging:
 
 def check_run(run: TrainingRun) -> None:
     """Raise InvalidArgumentError if what a client tells of a run is too long to be kept."""
-    if max(len(run.extra), len(run.path)) > MAX_EXTRA_BYTES:
+    if max(len(run.extra), len(run.path), len(run.folder)) > MAX_EXTRA_BYTES:
         raise InvalidArgumentError(
-            f"a run is told with {len(run.extra)} characters of `extra` and a path of "
-            f"{len(run.path)}; at most {MAX_EXTRA_BYTES} are kept of each"
+            f"a run is told with {len(run.extra)} characters of `extra`, and paths of "
+            f"{len(run.path)} and {len(run.folder)}; at most {MAX_EXTRA_BYTES} are kept of each"
         )
 
 
@@ -440,8 +440,13 @@ class Announcements:
 
     def begin(self, run: TrainingRun) -> None:
         """Note which run has begun; `check_run` has seen it."""
-        if run.restoration or self.run is None:
+        if run.restoration or run.ended or self.run is None:
             self.run = run
+
+    def end(self) -> None:
+        """Note that the run is over, if there is one."""
+        if self.run is not None:
+            self.run.ended = True
 
     def run_facts(self) -> str | None:
         return None if self.run is None else b64encode(self.run.SerializeToString()).decode()

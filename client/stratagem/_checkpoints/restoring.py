@@ -232,6 +232,57 @@ class RestoreStatus:
         return self
 
 
+class Resumption:
+    """Where a program goes on, as `strategy.resume` has found.
+
+    Args:
+        checkpoint: See below.
+        extra: See below.
+        position: See below.
+        ended: See below.
+        finish: Ends the run, with what to keep besides values and the number of checkpoints.
+
+    Attributes:
+        checkpoint: The path of the latest checkpoint; "" if there was none.
+        extra: What was saved with it besides values; empty if there was none. Where this process
+            joins a run, it is what the chief had saved last, and others may have gone on since.
+        position: How many steps of `strategy.steps` this task has taken in all processes that ran
+            it.
+        ended: Whether the run is over: all workers had called `finish`. No steps are left then.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        extra: Mapping[str, Any],
+        position: int,
+        ended: bool,
+        finish: Callable[[Mapping[str, Any], int], None],
+    ) -> None:
+        self.checkpoint, self.extra = checkpoint, extra
+        self.position, self.ended = position, ended
+        self._finish = finish
+
+    def finish(self, extra: Mapping[str, Any] | None = None, keep: int = 1) -> None:
+        """End the run: all workers make the call, and the chief saves a last checkpoint.
+
+        It returns when that is written. Whoever resumes from the folder afterwards is told that the
+        run has `ended`; a second call changes nothing.
+
+        Args:
+            extra: What to keep besides values, as for `strategy.save`.
+            keep: How many checkpoints the folder keeps, the last one included.
+
+        Raises:
+            DeadlineExceededError: Other workers have not made the call within `peer_seconds`.
+            FailedPreconditionError: A loop over `strategy.steps` has not ended.
+
+        Otherwise as `strategy.save`.
+        """
+        self._finish(extra or {}, keep)
+        self.ended = True
+
+
 _KEY = "stratagem.origins"
 _ATTRIBUTE = "_origins"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from stratagem._checkpoints.restoring import RestoreStatus
+from stratagem._checkpoints.restoring import RestoreStatus, Resumption
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
@@ -19,7 +19,7 @@ from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_storage.stores.places import shared_place
 
 
@@ -173,6 +173,55 @@ class CheckpointedStrategy(Strategy):
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
             return self.extended._cluster.restore(path, strict)
+
+    def resume(
+        self, path: str | os.PathLike[str], begin: Callable[[], object] | None = None
+    ) -> Resumption:
+        """Go on with a run, wherever it is, or begin it.
+
+        All workers make the call, first after the model, its optimizers and what is registered for
+        checkpoints are made; a process that is started again makes it, too. Where servers train
+        already, it joins them and changes nothing. Otherwise they begin with the latest checkpoint
+        in the folder, or without one with the values that the program has made. `steps` goes on
+        where this task was, and each step is applied once::
+
+            run = strategy.resume("checkpoints")
+            for epoch in range(epochs):
+                for step in strategy.steps(steps_per_epoch):
+                    strategy.run(train, args=(batch_of(epoch, step),))
+                strategy.barrier(f"epoch-{epoch}")
+                strategy.save("checkpoints", keep=2, extra={"epoch": epoch + 1})
+            run.finish()
+
+        Args:
+            path: The folder of checkpoints that the program saves to, or a URL, as of `save`.
+            begin: Called, on the chief alone, where there is neither a run nor a checkpoint: for
+                instance to load what other values to begin with.
+
+        Returns:
+            What was found: the `position` of this task, the `extra` of the latest checkpoint, and
+            whether the run has `ended`. Its `finish` ends the run.
+
+        Raises:
+            FailedPreconditionError: This process has trained or set values before; another worker
+                has trained before the chief made the call; the run under way has another folder or
+                another number of workers; or the checkpoint is of another number of workers,
+                another model, or a program that does not count its steps. Nothing is changed.
+            NotFoundError: A variable is not in the checkpoint; nothing is changed.
+            DeadlineExceededError: The chief has not made the call in `peer_seconds`.
+
+        Otherwise as `restore`. Optimizers then step only within loops over `steps`.
+        """
+        if isinstance(self.extended, LocalExtended):
+            raise FailedPreconditionError(
+                "resume() goes on with what the servers of a cluster hold, and this strategy has "
+                "no cluster; give it a resolver, or set TF_CONFIG"
+            )
+        shared_place(path)
+        require_cross_replica_or_default(self.extended, "resume")
+        self.extended._coordination.require_programs_of_workers("resume()")
+        with entered(self):
+            return self.extended._cluster.resume(path, begin)
 
     def roll_back(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Go back to a checkpoint, together with all workers.

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import safetensors.torch
 import torch
 
-from stratagem._checkpoints.restoring import RestoreStatus
+from stratagem._checkpoints.restoring import RestoreStatus, Resumption
 from stratagem._cluster.tasks import Membership
 from stratagem._core.contexts import entered, runs_on_a_worker
 from stratagem._core.protocols import AnyStrategy
-from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedDataset
@@ -29,6 +27,7 @@ from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishin
 from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
 from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.meeting import BufferMeans, Gathering
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._ps_client.moving import Servers
 from stratagem._ps_client.requests.coordination import barrier, change, describe
@@ -41,147 +40,8 @@ from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
-_KEY = "tensor"
-_SMALLEST = 1 << 10  # bytes
-
-
-class WorkerRows:
-    """A vector of each worker, which all read once they have met.
-
-    Each worker writes its own to its row of a variable. There are two such variables by turns:
-    until all have met the next time, nobody writes to what others may still read.
-
-    Args:
-        membership: Whose rows there are.
-        name: Of the variables, before the number of the turn.
-    """
-
-    def __init__(self, membership: Membership, name: str) -> None:
-        self._membership, self._name = membership, name
-        self._turn = 0
-        self._variables: dict[tuple[int, torch.dtype, int], Any] = {}
-
-    def offer(self, vector: torch.Tensor) -> None:
-        """Write this worker's vector; in the strategy's scope, before all meet."""
-        row = torch.tensor([self._membership.number])
-        self._variable(len(vector), vector.dtype).scatter_update(IndexedSlices(vector[None], row))
-
-    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the vectors of all workers, (workers, length), after all have met."""
-        found: torch.Tensor = self._variable(length, dtype).read_value()
-        self._turn += 1
-        return found
-
-    def skip(self) -> None:
-        """Pass a turn in which no worker has anything."""
-        self._turn += 1
-
-    def _variable(self, length: int, dtype: torch.dtype) -> Any:
-        key = length, dtype, self._turn % 2
-        if key not in self._variables:
-            empty = torch.zeros(self._membership.num_workers, length, dtype=dtype)
-            self._variables[key] = Variable(empty, trainable=False, name=f"{self._name}_{key[2]}")
-        return self._variables[key]
-
-
-class Gathering:
-    """Brings a tensor of each worker to all of them.
-
-    Tensors travel as bytes, of which the workers first tell each other how many. Rows have room for
-    a power of two of them, so that there are few variables whatever the sizes.
-
-    Args:
-        membership: Whose tensors there are.
-        scope: Opens the strategy's scope.
-    """
-
-    def __init__(
-        self, membership: Membership, scope: Callable[[], AbstractContextManager[object]]
-    ) -> None:
-        self._membership, self._scope = membership, scope
-        self._sizes = WorkerRows(membership, "stratagem/sizes")
-        self._contents = WorkerRows(membership, "stratagem/contents")
-        self._number = 0
-
-    def gather(self, tensor: torch.Tensor, meet: Callable[[], None]) -> list[torch.Tensor]:
-        """Return the tensors of all workers, in the order of the workers, on the CPU.
-
-        Args:
-            tensor: This worker's, of any shape and dtype.
-            meet: Waits for all workers.
-
-        Raises:
-            FailedPreconditionError: Workers have not gathered equally often.
-            DeadlineExceededError: Some did not come.
-        """
-        self._number += 1
-        packed = safetensors.torch.save({_KEY: tensor.detach().cpu().contiguous()})
-        told = self._exchanged(self._sizes, torch.tensor([self._number, len(packed)]), meet)
-        self._require_together(told[:, 0].tolist())
-        lengths = told[:, 1].tolist()
-        own = torch.zeros(_room_for(max(lengths)), dtype=torch.uint8)
-        own[: len(packed)] = torch.from_numpy(np.frombuffer(packed, np.uint8).copy())
-        rows = self._exchanged(self._contents, own, meet)
-        return [_unpacked(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-
-    def _exchanged(
-        self, rows: WorkerRows, own: torch.Tensor, meet: Callable[[], None]
-    ) -> torch.Tensor:
-        with self._scope():
-            rows.offer(own)
-        meet()
-        with self._scope():
-            return rows.take(len(own), own.dtype)
-
-    def _require_together(self, numbers: Sequence[int]) -> None:
-        for worker, number in enumerate(numbers):
-            if number != self._number:
-                raise FailedPreconditionError(
-                    f"{self._membership.name} gathers for the {self._number}. time, and worker "
-                    f"{worker} of {len(numbers)} has done so {number} times; a program that was "
-                    "started again cannot know what others have gathered before. Start all workers "
-                    "again, from a checkpoint",
-                    task=self._membership.name,
-                )
-
-
-def _room_for(length: int) -> int:
-    return max(_SMALLEST, 1 << (length - 1).bit_length())
-
-
-def _unpacked(row: torch.Tensor) -> torch.Tensor:
-    return safetensors.torch.load(row.numpy().tobytes())[_KEY]
-
-
-Named = Iterable[tuple[str, torch.Tensor]]
-
-
-class BufferMeans:
-    """Gives the floating buffers of all workers their mean when they meet."""
-
-    def __init__(self, membership: Membership, buffers: Named) -> None:
-        self._buffers = buffers
-        self._rows = WorkerRows(membership, "stratagem/buffers")
-
-    def offer(self) -> None:
-        """Write this worker's buffers; in the strategy's scope, before all meet."""
-        own = self._own()
-        if own:
-            self._rows.offer(torch.cat([each.reshape(-1).cpu().double() for each in own]))
-
-    def accept(self) -> None:
-        """Replace this worker's buffers by the mean; after all have met."""
-        own = self._own()
-        if not own:
-            self._rows.skip()
-            return
-        sizes = [each.numel() for each in own]
-        mean = self._rows.take(sum(sizes), torch.double).mean(0)
-        for each, part in zip(own, mean.split(sizes), strict=True):
-            each.copy_(part.reshape(each.shape))
-
-    def _own(self) -> list[torch.Tensor]:
-        return [each.detach() for _, each in self._buffers if each.is_floating_point()]
+# Where all meet when the last checkpoint of a run is there.
+_FINISHED = "stratagem/finished"
 
 
 class TrainingCluster:
@@ -305,6 +165,37 @@ class TrainingCluster:
         self._roll_backs += 1
         self._refresh()
         return status
+
+    def resume(
+        self, path: str | os.PathLike[str], begin: Callable[[], object] | None
+    ) -> Resumption:
+        """Begin or join a run; see `ParameterServerStrategy.resume`."""
+        self._checkpoints.require_first(bool(self._hosting.drop_writes()))
+
+        def prepare() -> None:
+            if begin is not None:
+                begin()
+            self._hosting.before_cut()
+
+        if self._store.training.is_whole:
+            self._hosting.before_cut()
+        resumption = self._checkpoints.resume(path, prepare, partial(self._finish, path))
+        self._refresh()
+        if resumption.ended:
+            # The one before may have ended where all others wait.
+            self.barrier(_FINISHED, 0, None)
+        return resumption
+
+    def _finish(self, path: str | os.PathLike[str], extra: Mapping[str, Any], keep: int) -> None:
+        counter = self._checkpoints.counter
+        counter.require_outside("finish()")
+        if counter.ended:
+            return
+        self.barrier("stratagem/finish", 0, None)
+        with entered(self._container_strategy()):
+            self._hosting.before_cut()
+            self._checkpoints.finish(path, extra, keep)
+        self.barrier(_FINISHED, 0, None)
 
     def steps(self, stop: int, start: int | None) -> Iterator[int]:
         """Count the steps of the program; see `ParameterServerStrategy.steps`."""

@@ -34,7 +34,6 @@ from stratagem._input.lookahead import Lookahead
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import (
-    BufferMeans,
     Coordination,
     OneProcess,
     TrainingCluster,
@@ -43,6 +42,7 @@ from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
 from stratagem._parameter_server.hosting.creation import RemoteVariables, run_update
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.hosting.task import Settings
+from stratagem._parameter_server.meeting import BufferMeans
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.tables.lookahead import RowFetcher
 from stratagem._parameter_server.variables.sharded_variable import ShardedCreation, ShardedVariable

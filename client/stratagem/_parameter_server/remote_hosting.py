@@ -255,11 +255,15 @@ class RemoteHosting(Hosting):
 
     def _refuse_writes(self, where: str, has_failed: bool = False) -> None:
         """Drop what was written to parameters, and refuse it unless something else is raised."""
+        written = self.drop_writes()
+        if written and not has_failed:
+            raise refused(written, where)
+
+    def drop_writes(self) -> Sequence[HostedParameter]:
+        """Have the parameters that the program has written get their variables' values back."""
         written = drop_writes(self._store, self.parameters)
-        if written:
-            self.outdated = True
-            if not has_failed:
-                raise refused(written, where)
+        self.outdated = self.outdated or bool(written)
+        return written
 
     def in_function(self) -> AbstractContextManager[None]:
         return _Function(self)

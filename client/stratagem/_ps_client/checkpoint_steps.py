@@ -105,12 +105,16 @@ class ProgramStep:
     Args:
         number: Its number, from 1.
         report: A `WorkerReport` as of its beginning.
+
+    Attributes:
+        has_trained: Whether it has changed variables.
     """
 
     def __init__(self, number: int, report: bytes) -> None:
         self._number, self._report = number, report
         self._ordinals: Counter[str] = Counter()
         self._counting = threading.Lock()
+        self.has_trained = False
 
     def key(self, server: str, is_applied_once: bool) -> CountedStep:
         """Say that the next request to a server is a part of it.
@@ -125,8 +129,17 @@ class ProgramStep:
         return CountedStep(number=self._number, ordinal=ordinal, report=self._report)
 
 
+# The requests by which programs change variables, but for restorations.
+_TRAINING = frozenset({"Assign", "Update", "CommitContribution"})
+
+
 class CountedRequest(Protocol):
     """A request that may be a part of a counted step."""
+
+    @property
+    def method(self) -> str:
+        """Its name on the wire."""
+        ...
 
     @property
     def is_applied_once(self) -> bool:
@@ -149,12 +162,14 @@ class CheckpointSteps:
         pace: How long the program takes for steps of its optimizers.
         scalars: What the program has logged.
         program_step: The step that the program counts and takes now, if it counts them.
+        has_trained: Whether this process has changed variables, or set them.
     """
 
     def __init__(self) -> None:
         self.pace: StepPace = StepPace()
         self.scalars: Scalars = Scalars()
         self.program_step: ProgramStep | None = None
+        self.has_trained = False
         self._program_step_apart: ProgramStep | None = None
         self._lock = threading.Lock()
         self._inside = 0
@@ -243,6 +258,10 @@ class CheckpointSteps:
     def counted(self, server: str, request: CountedRequest) -> CountedStep | None:
         """Say which of the program's steps a request, the next of this thread, is a part of."""
         step = self._own.program_step if self._own.step else self.program_step
+        if request.method in _TRAINING:
+            self.has_trained = True
+            if step is not None:
+                step.has_trained = True
         return step.key(server, request.is_applied_once) if step is not None else None
 
     def prepare(self, report: bytes) -> None:

@@ -231,14 +231,20 @@ class RestoreVariablesRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[_session_pb2.RequestKey, _Mapping]] = ..., identity: _Optional[str] = ..., restoration: _Optional[bytes] = ..., run: _Optional[_Union[TrainingRun, _Mapping]] = ..., positions: _Optional[_Iterable[_Union[TaskPosition, _Mapping]]] = ..., begins_run: bool = ...) -> None: ...
 
 class TrainingRun(_message.Message):
-    __slots__ = ("restoration", "path", "extra")
+    __slots__ = ("restoration", "path", "extra", "folder", "tasks", "ended")
     RESTORATION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     restoration: bytes
     path: str
     extra: str
-    def __init__(self, restoration: _Optional[bytes] = ..., path: _Optional[str] = ..., extra: _Optional[str] = ...) -> None: ...
+    folder: str
+    tasks: int
+    ended: bool
+    def __init__(self, restoration: _Optional[bytes] = ..., path: _Optional[str] = ..., extra: _Optional[str] = ..., folder: _Optional[str] = ..., tasks: _Optional[int] = ..., ended: bool = ...) -> None: ...
 
 class TaskPosition(_message.Message):
     __slots__ = ("task", "number", "report")
@@ -261,13 +267,15 @@ class ListRestoredRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
 
 class ListRestoredResponse(_message.Message):
-    __slots__ = ("identities", "run", "positions", "uncounted")
+    __slots__ = ("identities", "run", "positions", "uncounted", "trained")
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
     identities: _containers.RepeatedScalarFieldContainer[str]
     run: TrainingRun
     positions: _containers.RepeatedCompositeFieldContainer[TaskPosition]
     uncounted: bool
-    def __init__(self, identities: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[TrainingRun, _Mapping]] = ..., positions: _Optional[_Iterable[_Union[TaskPosition, _Mapping]]] = ..., uncounted: bool = ...) -> None: ...
+    trained: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, identities: _Optional[_Iterable[str]] = ..., run: _Optional[_Union[TrainingRun, _Mapping]] = ..., positions: _Optional[_Iterable[_Union[TaskPosition, _Mapping]]] = ..., uncounted: bool = ..., trained: _Optional[_Iterable[str]] = ...) -> None: ...

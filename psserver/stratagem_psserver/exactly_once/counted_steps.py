@@ -24,7 +24,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.checkpoint_pb2 import TaskPosition
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, ROLE_WORKER, CountedStep
-from stratagem_proto.v1.variable_requests_pb2 import AssignHeader
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, AssignHeader
 from stratagem_psserver.checkpoint_gate import check_report
 from stratagem_psserver.exactly_once.numbering import intent_of
 from stratagem_psserver.exactly_once.sessions import Session
@@ -66,10 +66,12 @@ class _Task:
     Attributes:
         steps: The last steps that it has begun, the later one last.
         uncounted: Whether it has changed variables outside of counted steps.
+        trained: Whether it has done so other than by setting them.
     """
 
     steps: list[_Step] = field(default_factory=list)
     uncounted: bool = False
+    trained: bool = False
 
 
 class CountedSteps:
@@ -142,7 +144,9 @@ class CountedSteps:
         counted = request.key.counted
         trains = isinstance(request, AssignHeader | pb.UpdateHeader | pb.CommitContributionRequest)
         if not counted.number and trains and _is_training_task(session):
-            self._task(session.label).uncounted = True
+            task = self._task(session.label)
+            task.uncounted = True
+            task.trained = task.trained or not _only_sets(request)
         step = self._step(session, counted)
         if step is not None:
             record = step.records[counted.ordinal] = _Record(_intent(request), response)
@@ -186,11 +190,21 @@ class CountedSteps:
         known = self._tasks.get(label)
         return known is not None and known.uncounted
 
+    def has_trained(self, label: str) -> bool:
+        """Return whether a task has changed variables so other than by setting them."""
+        known = self._tasks.get(label)
+        return known is not None and known.trained
+
+    def trained(self) -> list[str]:
+        """Return the tasks that have trained in this run, sorted."""
+        return sorted(label for label, task in self._tasks.items() if task.steps or task.trained)
+
     def facts(self) -> dict[str, Any]:
         """Return everything as JSON."""
         return {
             label: {
                 "uncounted": task.uncounted,
+                "trained": task.trained,
                 "steps": [
                     [
                         step.number,
@@ -206,7 +220,9 @@ class CountedSteps:
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Restore what `facts` returned."""
         for label, item in facts.items():
-            task = self._tasks[label] = _Task(uncounted=item["uncounted"])
+            uncounted = item["uncounted"]
+            # An earlier release did not tell one from the other.
+            task = self._tasks[label] = _Task([], uncounted, item.get("trained", uncounted))
             for number, report, records in item["steps"]:
                 known = {n: _Record(intent, b64decode(text)) for n, intent, text in records}
                 step = _Step(number, b64decode(report), known)
@@ -236,6 +252,12 @@ def _is_training_task(session: Session) -> bool:
     # A worker server acts for its coordinator's program, whose functions are known by themselves.
     own = session.role == ROLE_CHIEF or not session.program
     return bool(session.task.job) and session.role in (ROLE_CHIEF, ROLE_WORKER) and own
+
+
+def _only_sets(request: Mutation) -> bool:
+    return isinstance(request, AssignHeader) and all(
+        one.mode == ASSIGN_MODE_SET for one in request.assignments
+    )
 
 
 def _intent(request: Mutation) -> str:

@@ -400,7 +400,7 @@ class Mutations:
         if key.HasField("closure"):
             # The scheduled function may run again on another worker, in another session.
             apply = partial(self._closures.once, request, mutation, Requester.from_session(session))
-        elif key.counted.number or not counted.has_uncounted(session.label):
+        elif key.counted.number or not counted.has_trained(session.label):
             # An earlier process of the task may have sent it before its end.
             apply = partial(counted.once, session, request, apply, mutation.response_type)
         self._applying += 1

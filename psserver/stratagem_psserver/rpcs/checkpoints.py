@@ -153,6 +153,8 @@ class CheckpointRpcs:
                     state.restored.begin(request.run)
                 state.changes.leapt()
         elif request.HasField("run"):
+            if request.run.folder and state.restored.run is None:
+                state.ledger.counted.restart(())
             state.restored.begin(request.run)
         if request.identity:
             state.restored.add(request.identity, session.id)
@@ -166,6 +168,7 @@ class CheckpointRpcs:
             run=state.restored.run,
             positions=state.ledger.counted.positions(label),
             uncounted=state.ledger.counted.has_uncounted(label),
+            trained=state.ledger.counted.trained(),
         )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import DecodeError
@@ -47,9 +47,6 @@ from stratagem_storage.checkpoint.entries import (
 )
 from stratagem_storage.open_folders import is_plain_name
 from stratagem_storage.stores.store import is_checkpoint
-
-if TYPE_CHECKING:
-    from stratagem_storage.checkpoint.entries import TensorEntry
 
 MOST_BASES = 64
 """How many checkpoints there may be that have what one lacks."""
@@ -320,6 +317,7 @@ class Index:
             has given each state.
         base: The checkpoint that has the rows which this one lacks, if it lacks any.
         published: Which version it is; None if an earlier release has written it.
+        ended: Whether it is the last one of a run that is over.
     """
 
     files: Mapping[str, FileEntry]
@@ -330,6 +328,7 @@ class Index:
     workers: Mapping[str, Any] = field(default_factory=dict)
     base: Base | None = None
     published: Published | None = None
+    ended: bool = False
 
     @property
     def bases(self) -> tuple[str, ...]:
@@ -388,6 +387,7 @@ class Index:
             "workers": dict(self.workers),
             **_base_to_json(self.base),
             **_published_to_json(self.published),
+            **({"ended": True} if self.ended else {}),
         }
         text = _canonical(content)
         document = {"content": content, "crc32": zlib.crc32(text)}
@@ -445,6 +445,7 @@ class Index:
                 dict(content.get("workers", {})),
                 base,
                 _published_from_json(content.get("published")),
+                bool(content.get("ended", False)),
             )
 
 
@@ -577,8 +578,7 @@ def _published_to_json(one: Published | None) -> dict[str, Any]:
     if one is None:
         return {}
     facts = {"version": one.version, "cut": one.cut.hex(), "milliseconds": one.milliseconds}
-    training = {"training": one.training.hex()} if one.training else {}
-    return {"published": facts | training}
+    return {"published": facts | ({"training": one.training.hex()} if one.training else {})}
 
 
 def _published_from_json(item: Mapping[str, Any] | None) -> Published | None:

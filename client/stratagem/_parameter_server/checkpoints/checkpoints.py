@@ -13,19 +13,20 @@ from typing import Any
 import torch
 
 from stratagem._checkpoints.files import written_elsewhere
-from stratagem._checkpoints.restoring import CheckpointEntry, RestoreStatus
+from stratagem._checkpoints.restoring import CheckpointEntry, RestoreStatus, Resumption
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.progress import (
     COUNTS_OR_COORDINATES,
-    STEPS,
     StepCounter,
     WorkerStates,
 )
 from stratagem._parameter_server.checkpoints.publishing import Publisher
 from stratagem._parameter_server.checkpoints.restoring import (
+    STEPS,
     ClusterRestorer,
     ask_all,
+    await_run,
     half_restored,
     known_run,
 )
@@ -34,11 +35,11 @@ from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.checkpoints import announce_restored
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
-from stratagem_proto.v1.checkpoint_pb2 import TaskPosition, TrainingRun
+from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
 from stratagem_storage.checkpoint.folder import open_checkpoint
 from stratagem_storage.checkpoint.policy import policy_of_environment
-from stratagem_storage.stores.places import shared_place
+from stratagem_storage.stores.places import absolute_place, shared_place
 
 _LOG = logging.getLogger("stratagem")
 
@@ -80,12 +81,18 @@ class ClusterCheckpoints:
         self._restorer: ClusterRestorer | None = None
         self._is_in_run = False
         self._joined = self._has_told_who_saves = False
+        # What is told of the run, once the program has resumed.
+        self._told = TrainingRun()
         self.states = WorkerStates(membership, store)
         self.counter = StepCounter(membership, store, self.states)
         self.is_coordinated = False
 
     def save(
-        self, root: str | os.PathLike[str], series: Series, extra: Mapping[str, Any]
+        self,
+        root: str | os.PathLike[str],
+        series: Series,
+        extra: Mapping[str, Any],
+        ended: bool = False,
     ) -> Future[None]:
         """Save what the servers hold, and this task's buffers, if it is the chief."""
         if not self._membership.is_chief:
@@ -93,7 +100,8 @@ class ClusterCheckpoints:
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
         self._store.training.require_all("a checkpoint")
-        contents = Contents(self._copied_buffers(), extra, self._membership.num_training_tasks)
+        tasks = self._membership.num_training_tasks
+        contents = Contents(self._copied_buffers(), extra, tasks, ended)
         if not (self.is_coordinated or self._is_in_run):
             # Whoever is started again finds the checkpoint, and must not restore it.
             self._store.servers.on_all(lambda: announce_restored("", TrainingRun()))
@@ -166,6 +174,7 @@ class ClusterCheckpoints:
             if self._is_in_run or not known_run(self._store.servers).HasField("run"):
                 raise
             return self._join(None, ())
+        restorer.tell(self._told)
         missing = self._require_fit(restorer, strict)
         if not self._has_others:
             self.counter.require_positions(restorer.checkpoint.index.workers)
@@ -187,6 +196,146 @@ class ClusterCheckpoints:
         restorer.require_of_run()
         return self._join(restorer, missing)
 
+    # Resuming.
+
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        begin: Callable[[], object],
+        finish: Callable[[Mapping[str, Any], int], None],
+    ) -> Resumption:
+        """Begin a run, with the latest checkpoint if there is one, or join the one under way.
+
+        Args:
+            path: The folder of checkpoints.
+            begin: Sets what there is at the beginning of all.
+            finish: Ends the run.
+
+        Raises:
+            FailedPreconditionError: This process has changed variables before, others have trained
+                without it, or the run or the checkpoint is of another program.
+        """
+        folder = str(absolute_place(shared_place(path)))
+        told = TrainingRun(folder=folder, tasks=self._membership.num_training_tasks)
+        self._told = told
+        if not (self._membership.creates and self._begin_run(path, begin)):
+            if not self._membership.creates:
+                await_run(self._store, self._membership, folder)
+            self._join_resumed(path)
+        self.counter.is_resumed = True
+        self.states.register_steps(self.counter)
+        index = self._restorer.checkpoint.index if self._restorer is not None else None
+        return Resumption(
+            str(self._restorer.checkpoint.folder) if self._restorer is not None else "",
+            dict(index.extra) if index is not None else {},
+            self.counter.position,
+            self.counter.ended,
+            finish,
+        )
+
+    def require_first(self, has_written: bool) -> None:
+        """Check that this process has done nothing yet that resuming would undo.
+
+        Args:
+            has_written: Whether the program has written to parameters, which was dropped.
+
+        Raises:
+            FailedPreconditionError: It has.
+        """
+        self._membership.require_trainer()
+        has_trained = self._store.servers.steps.has_trained
+        if has_written or has_trained or self._is_in_run or self.counter.is_known:
+            raise FailedPreconditionError(
+                f"{self._membership.name} has called restore(), save() or resume(), trained, or "
+                "set values before resume(), and would lose them, or overwrite what others have "
+                "trained; call resume() once, first after the model and its optimizers were made, "
+                "and load other initial values in its `begin`"
+            )
+
+    def _begin_run(self, path: str | os.PathLike[str], begin: Callable[[], object]) -> bool:
+        """Begin a run, unless one is under way; return whether it has begun."""
+        answers = ask_all(self._store.servers)
+        half, is_whole = half_restored(answers), self._store.training.is_whole
+        is_under_way = any(one.HasField("run") for one in answers.values())
+        if is_under_way and is_whole and not half:
+            return False
+        self._require_untrained(answers if not is_under_way else {})
+        restorer = self._latest(path)
+        if restorer is not None:
+            self.counter.ended = restorer.checkpoint.index.ended
+            self._restored(restorer, ())
+            self.counter.load_state_dict(restorer.position_of_task())
+            return True
+        if half or not is_whole:
+            raise FailedPreconditionError(
+                f"{half or 'a server was started again without what it had'}, and there is no "
+                f"checkpoint in {str(path)!r} to begin with; restart all servers to begin anew"
+            )
+        begin()
+        self._store.servers.on_all(lambda: announce_restored("", self._told))
+        self._is_in_run = True
+        self.counter.load_state_dict(0)
+        return True
+
+    def _require_untrained(self, answers: Mapping[int, ListRestoredResponse]) -> None:
+        trained = sorted({task for one in answers.values() for task in one.trained})
+        if trained:
+            raise FailedPreconditionError(
+                f"{', '.join(trained)} trained before {self._membership.name} called resume(), "
+                "which would lose it: have all workers call it before anything else, and restart "
+                "the servers to begin anew"
+            )
+
+    def _latest(self, path: str | os.PathLike[str]) -> ClusterRestorer | None:
+        """Return the latest checkpoint of a folder, which fits; None if there is none."""
+        try:
+            restorer = ClusterRestorer(self._store, path, self._membership)
+        except NotFoundError:
+            return None
+        restorer.tell(self._told)
+        optimizers = self._store.step_tracker.optimizers
+        restorer.require_all_taken(self._variables, self._entries(), optimizers)
+        self._require_fit(restorer, strict=True)
+        restorer.position_of_task()
+        return restorer
+
+    def _join_resumed(self, path: str | os.PathLike[str]) -> None:
+        answers = self.counter.ask()
+        run = next((one.run for one in answers if one.run.ended), answers[0].run)
+        told, name = self._told, self._membership.name
+        if run.folder and (run.folder, run.tasks) != (told.folder, told.tasks):
+            raise FailedPreconditionError(
+                f"{name} would join, with {told.tasks} workers and the folder {told.folder!r}, a "
+                f"run of {run.tasks} workers that resumes from {run.folder!r}; give all of them "
+                "the same folder, and start as many, or restart the servers to begin anew"
+            )
+        restorer = self._latest(path)
+        if restorer is not None and not run.folder:
+            restorer.require_of_run()
+        trained = {task for one in answers for task in one.trained}
+        has_counted = any(one.positions for one in answers)
+        if name in trained and not has_counted:
+            raise FailedPreconditionError(
+                f"{name} was started again, and has trained in this run without counting its "
+                "steps; loop over strategy.steps(), and restart the servers to begin anew"
+            )
+        self._join(restorer, (), counts=True)
+        self.counter.ended = run.ended
+        if restorer is not None and run.ended and restorer.checkpoint.index.ended:
+            # The last step that was begun is over, too.
+            self.counter.load_state_dict(restorer.position_of_task())
+        elif not self.counter.is_known:
+            self.counter.load_state_dict(0)
+
+    def finish(self, path: str | os.PathLike[str], extra: Mapping[str, Any], keep: int) -> None:
+        """Save the last checkpoint of a run, and have servers know that it is over."""
+        if self._membership.is_chief:
+            self.save(path, Series(keep, incremental=False), extra, ended=True).result()
+            run = known_run(self._store.servers).run
+            run.ended = True
+            self._store.servers.on_all(lambda: announce_restored("", run))
+        self.counter.ended = True
+
     def roll_back(
         self, path: str | os.PathLike[str], strict: bool, meet: Callable[[str], None]
     ) -> RestoreStatus:
@@ -205,6 +354,7 @@ class ClusterCheckpoints:
         self, path: str | os.PathLike[str], strict: bool
     ) -> tuple[ClusterRestorer, Sequence[str]]:
         restorer = ClusterRestorer(self._store, path, self._membership)
+        restorer.tell(self._told)
         missing = self._require_fit(restorer, strict)
         self.counter.require_positions(restorer.checkpoint.index.workers)
         return restorer, missing
@@ -250,12 +400,15 @@ class ClusterCheckpoints:
             positions.append(TaskPosition(task=task, number=number, report=report))
         return positions
 
-    def _join(self, restorer: ClusterRestorer | None, missing: Sequence[str]) -> RestoreStatus:
+    def _join(
+        self, restorer: ClusterRestorer | None, missing: Sequence[str], counts: bool = False
+    ) -> RestoreStatus:
         """Take part in a run under way, from where this task was.
 
         Args:
             restorer: The latest checkpoint; None if there is none yet.
             missing: What it lacks.
+            counts: Whether it is known that this task has trained in counted steps alone.
         """
         answers = self.counter.ask()
         run = next(one.run for one in answers if one.HasField("run"))
@@ -275,7 +428,7 @@ class ClusterCheckpoints:
         if self.counter.resume(answers):
             return RestoreStatus(unused, missing, extra, self.counter.position)
         unknown = ""
-        if any(one.uncounted for one in answers):
+        if not counts and any(one.uncounted for one in answers):
             unknown = (
                 f"{self._membership.name} was started again, and its steps since the checkpoint "
                 "are in the variables, but were not counted. Loop over strategy.steps(), which "

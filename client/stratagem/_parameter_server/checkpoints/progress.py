@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from stratagem._cluster.tasks import Membership
-from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
+from stratagem._parameter_server.checkpoints.restoring import STEPS, ask_all, half_restored
 from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._ps_client.checkpoint_steps import ProgramStep
@@ -31,14 +31,17 @@ _LOG = logging.getLogger("stratagem")
 # Each request has it.
 _MOST_BYTES = 1 << 16
 
-# The name in states under which the number of counted steps is.
-STEPS = "stratagem/steps"
-
 
 COUNTS_OR_COORDINATES = (
     "strategy.steps() counts what its program does itself, so that a step is applied once when the "
     "program is started again, but functions that a ClusterCoordinator has scheduled in it would "
     "run again; loop over a range(), and begin it with what strategy.restore() has as `extra`"
+)
+
+
+_ENDED = (
+    "the run has ended, and an ended run takes no more steps: look at the `ended` of what resume() "
+    "has returned, and train on in another folder, whose `begin` loads what this run has saved"
 )
 
 
@@ -198,12 +201,14 @@ class StepCounter:
     Attributes:
         position: How many steps this task has taken; during a step, that one included.
         is_known: Whether that is its place in the run: the program counts, or can go on with it.
+        is_resumed: Whether the program has called `resume`, and so has to count all of its steps.
+        ended: Whether the run is over.
     """
 
     def __init__(self, membership: Membership, store: RemoteStore, states: WorkerStates) -> None:
         self._membership, self._store, self._states = membership, store, states
         self.position = 0
-        self.is_known = False
+        self.is_known = self.is_resumed = self.ended = False
         # The steps of all loops before the present one, or the next one.
         self._base = 0
         self._is_inside = False
@@ -314,13 +319,26 @@ class StepCounter:
         base, self._is_inside = self._base, True
         try:
             while self.position < base + stop:
+                if self.ended:
+                    raise FailedPreconditionError(_ENDED)
                 number = max(self.position, base) + 1
                 self._begin(number)
                 yield number - base - 1
                 self._end()
+        except GeneratorExit:
+            self._leave_step()
+            raise
         finally:
             self._end()
             self._base, self._is_inside = base + stop, False
+
+    def require_outside(self, what: str) -> None:
+        """Raise FailedPreconditionError if a loop over `steps` runs, within which is no `what`."""
+        if self._is_inside:
+            raise FailedPreconditionError(
+                f"{what} was called within a loop over strategy.steps(), whose step it would be a "
+                "part of; call it behind the loop"
+            )
 
     def _find(self, start: int | None) -> None:
         self._states.register_steps(self)
@@ -358,6 +376,13 @@ class StepCounter:
             self._counted[group] = self._counted.get(group, 0) + contributions
         self._contributed_before = {}
 
+    def _leave_step(self) -> None:
+        """Note that the loop was left in a step, which nobody has taken if it changed nothing."""
+        step = self._store.servers.steps.program_step
+        if step is not None and not step.has_trained:
+            self.position -= 1
+            self._states.begun()
+
     @contextmanager
     def left(self) -> Iterator[None]:
         """Let what follows belong to no counted step, unless it fails: then the step goes on."""
@@ -374,10 +399,21 @@ class StepCounter:
 
         A step that is repeated may have contributed to synchronous steps before, for which nobody
         waits any more.
+
+        Raises:
+            FailedPreconditionError: The program has resumed a run, and does not count this step.
         """
+        step = self._store.servers.steps.program_step
+        if self.is_resumed and step is None:
+            raise FailedPreconditionError(
+                f"{optimizer} steps outside of a loop over strategy.steps(), and the program has "
+                "called resume(): once it is started again, nobody would know of this step, and it "
+                "would be taken again. Loop over strategy.steps() wherever an optimizer steps"
+            )
         left = self._contributed_before.get(optimizer, 0)
-        if not left or self._store.servers.steps.program_step is None:
+        if not left or step is None:
             return False
+        step.has_trained = True
         self._contributed_before[optimizer] = left - 1
         self._counted[optimizer] = self._counted.get(optimizer, 0) + 1
         return True

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from base64 import b64decode
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -43,6 +43,7 @@ from stratagem_proto.errors import (
     NotFoundError,
     StratagemError,
 )
+from stratagem_proto.programs.optimizers import SlotName
 from stratagem_proto.protocol import MAX_EXTRA_BYTES, SESSION_ID_BYTES
 from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
 from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint
@@ -50,6 +51,9 @@ from stratagem_storage.checkpoint.policy import policy_of_environment
 from stratagem_storage.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import absolute_place, shared_place
+
+# The name in states under which the number of counted steps is.
+STEPS = "stratagem/steps"
 
 
 class Restoration:
@@ -142,13 +146,68 @@ class ClusterRestorer:
         self._origins = origins_in_checkpoint(self._checkpoint, self._wholes)
         self._strict = True
         self._checked = 0
-        # The run that has begun with it.
+        # The run that has begun with it, and what is told of it besides.
         self._run: TrainingRun | None = None
+        self._told = TrainingRun()
 
     @property
     def checkpoint(self) -> Checkpoint:
         """What it is."""
         return self._checkpoint
+
+    def tell(self, told: TrainingRun) -> None:
+        """Have the run that begins with it be the one of a folder and of some tasks."""
+        self._told = TrainingRun(folder=told.folder, tasks=told.tasks)
+        self._told.ended = bool(told.folder) and self._checkpoint.index.ended
+
+    def require_all_taken(
+        self,
+        variables: Sequence[RemoteVariable],
+        buffers: Sequence[CheckpointEntry],
+        optimizers: Collection[str],
+    ) -> None:
+        """Check that a program has made all that is in the checkpoint.
+
+        Raises:
+            FailedPreconditionError: There is a value of something else.
+        """
+        made = {whole_name(one.spec) for one in variables} | {one.name for one in buffers}
+        other = [one.name for one in self._wholes.values() if (one.slot_of or one.name) not in made]
+        slots = [SlotName.parse(one.name) for one in self._wholes.values() if one.slot_of in made]
+        other += [str(one) for one in slots if one and one.optimizer not in optimizers]
+        if other:
+            raise FailedPreconditionError(
+                f"{str(self._path)!r} has {len(other)} values of which this program has made "
+                f"nothing, such as {min(other)!r}: it is of another model or another optimizer, "
+                "or resume() came before all was made. Make the model and its optimizers first, "
+                "or give resume() another folder"
+            )
+
+    def position_of_task(self) -> int:
+        """Return how many steps of a program that resumes this task had taken.
+
+        Raises:
+            FailedPreconditionError: It was saved by another number of workers, or by a program that
+                does not count its steps.
+        """
+        workers, name = self._checkpoint.index.workers, self._membership.name
+        tasks, states = self._membership.num_training_tasks, workers.get("states", {})
+        if workers and workers["count"] != tasks:
+            raise FailedPreconditionError(
+                f"{str(self._path)!r} was saved by {workers['count']} workers, and here are "
+                f"{tasks}, whose shares of the data are others; start as many, or go on with it "
+                "by strategy.restore(), and say where to begin: strategy.steps(stop, start=...)"
+            )
+        if STEPS in states.get(name, {}):
+            return int(states[name][STEPS])
+        facts = self._checkpoint.index.servers.values()
+        if not workers or any(_run_of(one).folder for one in facts):
+            return 0  # an imported one, or of a task that had not begun
+        raise FailedPreconditionError(
+            f"{str(self._path)!r} does not say how many steps {name} had taken, since it was saved "
+            "by a program that neither called resume() nor counted them; go on with it by "
+            "strategy.restore(), and say where to begin: strategy.steps(stop, start=...)"
+        )
 
     def require_of_run(self) -> None:
         """Check that the run under way has begun with this series of checkpoints, or has saved it.
@@ -162,7 +221,7 @@ class ClusterRestorer:
         if _series_of(run.path) == _series_of(str(self._path)):
             return
         for facts in self._checkpoint.index.servers.values():
-            saved = TrainingRun.FromString(b64decode(facts.get("run") or ""))
+            saved = _run_of(facts)
             # Only the task that creates variables knows the training.
             is_same = not training or facts.get("training") == training.hex()
             if facts.get("run") is not None and is_same and saved.restoration == run.restoration:
@@ -352,6 +411,9 @@ class ClusterRestorer:
             restoration=secrets.token_bytes(SESSION_ID_BYTES),
             path=str(self._path),
             extra=extra if len(extra) <= MAX_EXTRA_BYTES else "",
+            folder=self._told.folder,
+            tasks=self._told.tasks,
+            ended=self._told.ended,
         )
 
     def announce(self) -> None:
@@ -368,36 +430,64 @@ class ClusterRestorer:
         Raises:
             DeadlineExceededError: The chief has not in `peer_seconds`.
         """
-        servers = self._store.servers
-        seconds, path = self._store.peer_seconds, repr(str(self._path))
-        chief, _, _ = self._membership.creator_place.partition(" at ")
-        awaited = Awaited.one_task(chief, f"the restoration of {path}", "program")
-        with Wait(servers.identity.name, f"the chief to restore {path}", seconds, awaited):
-            self._await_chief(of_any)
-
-    def _await_chief(self, of_any: bool) -> None:
-        give_up_at = time.monotonic() + self._store.peer_seconds
-        while True:
-            # A server that was started again without what it had is in no run, and knows of no
-            # restoration, before the chief has restored it.
-            answers = ask_all(self._store.servers)
-            is_known = all(
-                self._identity in one.identities or (of_any and one.HasField("run"))
-                for one in answers.values()
-            )
-            if is_known and not half_restored(answers):
-                return
-            if time.monotonic() >= give_up_at:
-                raise DeadlineExceededError(
-                    f"the chief has not restored {str(self._path)!r} in "
-                    f"{self._store.peer_seconds:g} s; call restore() on all workers"
-                )
-            time.sleep(_PAUSE_SECONDS)
+        path = repr(str(self._path))
+        _await_chief(
+            self._store,
+            self._membership,
+            f"the restoration of {path}",
+            f"the chief has not restored {path}; call restore() on all workers",
+            lambda one: self._identity in one.identities or (of_any and one.HasField("run")),
+        )
 
     @property
     def _identity(self) -> str:
         files: Mapping[str, object] = self._checkpoint.index.files
         return self._checkpoint.index.identity or f"{self._path}: {files}"
+
+
+def await_run(store: RemoteStore, membership: Membership, folder: str) -> None:
+    """Wait until the chief has begun a run on all servers.
+
+    Raises:
+        DeadlineExceededError: It has not in `peer_seconds`.
+    """
+    subject = f"the resumption from {folder!r}"
+    missing = f"the chief has not resumed from {folder!r}; call resume() on all workers"
+    _await_chief(store, membership, subject, missing, lambda one: one.HasField("run"))
+
+
+def _await_chief(
+    store: RemoteStore,
+    membership: Membership,
+    subject: str,
+    missing: str,
+    is_known: Callable[[ListRestoredResponse], bool],
+) -> None:
+    """Wait until all servers know of what the chief does, and agree on the run.
+
+    Raises:
+        DeadlineExceededError: They do not in `peer_seconds`; `missing` says what to do.
+    """
+    servers, seconds = store.servers, store.peer_seconds
+    chief, _, _ = membership.creator_place.partition(" at ")
+    awaited = Awaited.one_task(chief, subject, "program")
+    give_up_at = time.monotonic() + seconds
+    with Wait(servers.identity.name, f"{chief} and {subject}", seconds, awaited):
+        while True:
+            # A server that was started again without what it had is in no run, and knows of no
+            # restoration, before the chief has restored it.
+            answers = ask_all(servers)
+            if all(map(is_known, answers.values())) and not half_restored(answers):
+                return
+            if time.monotonic() >= give_up_at:
+                what, _, advice = missing.partition("; ")
+                raise DeadlineExceededError(f"{what} in {seconds:g} s; {advice}")
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _run_of(facts: Mapping[str, Any]) -> TrainingRun:
+    """Return the run in which a server has written its part of a checkpoint."""
+    return TrainingRun.FromString(b64decode(facts.get("run") or ""))
 
 
 def _series_of(path: str) -> str:

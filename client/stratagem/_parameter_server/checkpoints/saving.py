@@ -285,11 +285,13 @@ class Contents:
         local: Tensors of its own, by name, which nobody changes from now on.
         extra: What JSON can express.
         num_workers: How many workers there are.
+        ended: Whether their run is over.
     """
 
     local: Mapping[str, torch.Tensor]
     extra: Mapping[str, Any]
     num_workers: int
+    ended: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -404,7 +406,8 @@ class _Work:
             "states": _states_of(self.cut.reports, applied),
         }
         index = Index.of_parts(parts, states, self.contents.extra, workers, self.base)
-        self.new.commit(replace(index, published=self.published), self.keep, self.key)
+        told = replace(index, published=self.published, ended=self.contents.ended)
+        self.new.commit(told, self.keep, self.key)
 
     def _write_local(self) -> Sequence[TensorFile]:
         values = self.contents.local
