@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +19,7 @@ from stratagem_proto.errors import (
     NotPrimaryError,
     StratagemError,
     UnavailableError,
+    UnimplementedError,
 )
 from stratagem_proto.protocol import spoken
 from stratagem_proto.replica_addresses import replica_addresses
@@ -122,20 +122,34 @@ class _Server:
             if channel is None:
                 channel = self._channels[address] = LastingChannel(address, ANY_SERVER)
             try:
-                with translated(self.label, method):
-                    answer = call(channel.get())
+                answer = self._called(channel, method, call)
             except (NotPrimaryError, UnavailableError) as error:
                 errors.append(error)
                 named = error.primary if isinstance(error, NotPrimaryError) else ""
                 if named and named not in addresses:
                     addresses.append(named)
-            except ValueError as error:
-                raise UnavailableError(f"the connection to {self.label} is closed") from error
             else:
                 self._channels = {address: channel, **self._channels}
                 return answer
         told = [error for error in errors if not isinstance(error, NotPrimaryError)]
         raise (told or errors)[0]
+
+    def _called(
+        self, channel: LastingChannel, method: str, call: Callable[[grpc.Channel], _Answer]
+    ) -> _Answer:
+        try:
+            with translated(self.label, method):
+                return call(channel.get())
+        except UnimplementedError as error:
+            raise UnimplementedError(
+                f"{self.label} publishes no versions: it is a server of another kind, or of an "
+                "earlier release; give the addresses of parameter servers, or of a reader server"
+            ) from error
+        except StratagemError:
+            # Some of them are ValueErrors, too.
+            raise
+        except ValueError as error:
+            raise UnavailableError(f"the connection to {self.label} is closed") from error
 
     def close(self) -> None:
         for channel in [*self._channels.values()]:
@@ -203,14 +217,19 @@ class WirePart:
         self.version = Version(link.version, link.cut, published, version.training)
         self.name = f"version {link.version} of {server.label}"
         self._blocks: tuple[int, ...] | None = None
+        self._messages: Iterator[pb.ReadVersionResponse] = iter(())
+        # `cached_property` has one lock for all instances before Python 3.12, so that parts of a
+        # server that does not answer would keep parts of others waiting.
+        self._begun: pb.VersionPart | None = None
 
-    @cached_property
-    def _messages(self) -> Iterator[pb.ReadVersionResponse]:
-        return self._server.read(self._link)
-
-    @cached_property
+    @property
     def _part(self) -> pb.VersionPart:
-        first = next(self._messages, pb.ReadVersionResponse())
+        if self._begun is None:
+            self._messages = self._server.read(self._link)
+            self._begun = self._checked(next(self._messages, pb.ReadVersionResponse()))
+        return self._begun
+
+    def _checked(self, first: pb.ReadVersionResponse) -> pb.VersionPart:
         if not first.HasField("part"):
             raise DataLossError(f"{self.name} does not begin with its description")
         part = first.part
@@ -248,7 +267,7 @@ class WirePart:
         file = self._part.file
         return {file.name: FileEntry(file.nbytes, self._blocks)}
 
-    @cached_property
+    @property
     def tensors(self) -> Mapping[str, TensorEntry]:
         """As of `VersionPart`."""
         entries = TensorFile.decoded(self._part.file).tensors

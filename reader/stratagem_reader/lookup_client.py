@@ -19,6 +19,7 @@ from stratagem_proto.errors import (
     MalformedStreamError,
     SessionLostError,
     StratagemError,
+    UnimplementedError,
     VersionExpiredError,
 )
 from stratagem_proto.proofs import credential_of
@@ -244,6 +245,11 @@ class LookupClient:
             except grpc.RpcError as error:
                 failure = from_rpc_error(error, self.address, "Lookup")
                 left = deadline - time.monotonic()
+                if isinstance(failure, UnimplementedError):
+                    raise UnimplementedError(
+                        f"{self.address} answers no lookups: it is no reader server, or of an "
+                        "earlier release; give the address of one, which `stratagem serve` starts"
+                    ) from error
                 if isinstance(failure, SessionLostError):
                     self._forget(session)
                 elif not is_transient(error):

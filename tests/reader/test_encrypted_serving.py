@@ -22,6 +22,34 @@ from tests.reader.followed import ROWS, Training
 _SECONDS = 60.0
 
 
+def test_a_certificate_lets_nobody_be_what_it_does_not_say(tmp_path: Path) -> None:
+    issued = certified(tmp_path / "certificates")
+    ps, chief, worker, reader = map(
+        issued.of, ("ps:0", "worker:0=chief", "worker:1", "serve:0=reader")
+    )
+    with ExitStack() as stack:
+        server = stack.enter_context(ParameterServer(ServerSettings(tls=ps)))
+        with presenting(chief):
+            strategy = stack.enter_context(Cluster([server.address], 1).strategy(token=""))
+            training = Training(strategy)
+            training.train()
+            version = strategy.publish()
+        with presenting(reader):
+            settings = ReaderServerSettings(tls=reader)
+            served = stack.enter_context(ReaderServer(settings, source_at(server.address, "")))
+            served.follower.wait_for(1, _SECONDS)
+            other = stack.enter_context(Cluster([server.address], 1).strategy(token=""))
+            with pytest.raises(PermissionDeniedError, match="with the certificate of"):
+                Training(other)
+        with presenting(worker):
+            with pytest.raises(PermissionDeniedError, match="with the certificate of"):
+                LookupClient(served.address, "", timeout=5.0).look_up([])
+            with pytest.raises(PermissionDeniedError, match="with the certificate of"):
+                Reader([server.address], token="", timeout=_SECONDS)
+        with presenting(chief):
+            assert strategy.publish() > version
+
+
 def test_a_reader_follows_and_asks_by_its_certificate(tmp_path: Path) -> None:
     issued = certified(tmp_path / "certificates")
     ps, chief, reader, observer = map(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 
@@ -16,10 +20,13 @@ from stratagem import (
     UnavailableError,
 )
 from stratagem_proto.errors import DataLossError
+from stratagem_proto.v1 import publication_pb2 as pb
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_reader.cluster_source import ClusterSource
+from stratagem_reader.cluster_source import ClusterSource, WirePart
+from stratagem_reader.cluster_source import _Server as Server
 from stratagem_reader.sink import StoreSink
+from stratagem_reader.source import Version
 from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.client.clusters import Cluster, running
 from tests.client.servers.replicated import ReplicatedServer
@@ -161,6 +168,49 @@ def test_bits_that_change_on_the_way_are_noticed() -> None:
         source.close()
 
 
+def test_a_server_that_hangs_keeps_no_reader_of_another_one_waiting() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def hang(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        begun.set()
+        over.wait(_SECONDS)
+        yield b""
+
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(hang)
+    service = "stratagem_proto.v1.PublicationService"
+    hanging = grpc.server(ThreadPoolExecutor(1))
+    hanging.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(service, {"ReadVersion": method})]
+    )
+    address = f"127.0.0.1:{hanging.add_insecure_port('127.0.0.1:0')}"
+    hanging.start()
+    version = Version(1, b"cut", 0.0)
+    part = WirePart(Server("a hanging server", [address], ""), pb.VersionLink(version=1), version)
+    failures: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            part.require_begun()
+        except DataLossError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        assert begun.wait(_SECONDS)
+        with running(1) as cluster, cluster.strategy() as strategy:
+            Training(strategy).train()
+            first = strategy.publish()
+            with Reader(cluster.servers, token=TOKEN, timeout=_SECONDS) as reader:
+                assert reader.version == first
+        assert thread.is_alive() and not over.is_set()
+    finally:
+        over.set()
+        thread.join(_SECONDS)
+        hanging.stop(None)
+    assert "does not begin with its description" in str(failures)
+
+
 def test_a_folder_gets_what_servers_have_sent(tmp_path: Path) -> None:
     with running(2) as cluster, cluster.strategy() as strategy:
         training = Training(strategy)
@@ -214,13 +264,19 @@ def test_readers_go_where_a_task_has_moved(
     with movable(tmp_path, 2) as servers, ExitStack() as stack:
         training = Training(stack.enter_context(Cluster(servers.addresses, 1).strategy()))
         training.train()
+        training.strategy.save(tmp_path / "kept")
         training.strategy.publish()
         reader = stack.enter_context(Reader(servers.addresses, token=TOKEN, timeout=_SECONDS))
         model = reader.module(Model)
         for number in (1, 0):
+            # What the server that takes the task has to know, too.
+            training.strategy.restore(tmp_path / "kept")
+            training.train(steps=1)
             servers.move(0, number)
             training.train()
+            training.strategy.save(tmp_path / "now", keep=1)
             reader.wait_for(training.strategy.publish(), _SECONDS)
+            assert_equal_to(reader, tmp_path / "now")
             rows, keys = training.batch()
             assert torch.equal(model(rows, keys), training.answers(rows, keys))
     assert "is read whole" not in caplog.text

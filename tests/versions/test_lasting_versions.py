@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def logged(stack: ExitStack, folder: Path, places: ReservedAddresses) -> list[Pa
     ]
 
 
+def evicted(servers: Sequence[ParameterServer]) -> int:
+    """How many rows of the table of any keys had to make room."""
+    arenas = [each.arena for server in servers for each in server._state.store.variables()]
+    return sum(arena.table.statistics().evicted_rows for arena in arenas if arena is not None)
+
+
 def parts(one: Follower, links: list[VersionLink]) -> list[bytes]:
     return [one.read(link.version, link.previous)[1] for link in links]
 
@@ -53,8 +60,9 @@ def test_a_server_that_is_restarted_with_its_log_has_the_same_versions(tmp_path:
             with found.strategy() as strategy:
                 training = Training(strategy)
                 for _ in range(5):
-                    training.step()
+                    training.step(batch=24)
                     last = strategy.publish()
+                assert evicted(servers)
                 following = followers(servers)
                 for one in following:
                     assert one.follow(10.0) == last
@@ -75,16 +83,52 @@ def test_a_server_that_is_restarted_with_its_log_has_the_same_versions(tmp_path:
         require_equal(servers, following)
 
 
+def test_what_was_restored_before_a_restart_is_in_the_next_version(tmp_path: Path) -> None:
+    """Also where the log of the restoration has begun anew, so that no version is left in it."""
+    (folder := tmp_path / "log").mkdir()
+    with ExitStack() as stack:
+        places = stack.enter_context(ReservedAddresses(2))
+        with ExitStack() as first:
+            servers = logged(first, folder, places)
+            found = Cluster([one.address for one in servers], 1)
+            with found.strategy() as strategy:
+                training, following = Training(strategy), followers(servers)
+                training.step()
+                strategy.save(tmp_path / "kept")
+                for _ in range(4):
+                    training.step(batch=24)
+                    last = strategy.publish()
+                    assert [one.follow(10.0) for one in following] == [last] * 2
+                assert evicted(servers)
+                strategy.restore(tmp_path / "kept")
+                training.step()
+                left = killed(folder)
+        servers = logged(stack, left, places)
+        with found.strategy() as strategy:
+            training = Training(strategy, seed=1)
+            for _ in range(3):
+                training.step(batch=24)
+                assert (later := strategy.publish()) > last
+                assert [one.follow(10.0) for one in following] == [later] * 2
+                require_equal(servers, following)
+
+
 def test_readers_go_on_by_increments_when_a_backup_has_taken_over(tmp_path: Path) -> None:
     with ExitStack() as stack:
         replicated = ReplicatedServer(tmp_path, stack)
         with replicated.strategy() as strategy:
             training = Training(strategy)
+            training.step()
+            strategy.save(tmp_path / "kept")
             one = Follower(replicated.primary.address)
             for _ in range(3):
-                training.step()
+                training.step(batch=24)
                 version = strategy.publish()
                 assert one.follow(10.0) == version
+            assert evicted([replicated.primary])
+            strategy.restore(tmp_path / "kept")
+            training.step()
+            replicated.await_backup()
             replicated.end(replicated.primary)
             training.step()
             later = strategy.publish()

@@ -127,6 +127,12 @@ class PublicationRpcs:
     async def read(
         self, request: pb.ReadVersionRequest, _: Segment | None
     ) -> AsyncGenerator[bytes, None]:
+        if request.without_rows:
+            raise InvalidArgumentError(
+                f"{self._state.settings.label} is a parameter server, which answers no lookups and "
+                "sends tables with their rows; follow it by its address without serve://, or give "
+                "that of a reader server"
+            )
         wanted = pb.VersionLink(version=request.version, previous=request.previous, cut=request.cut)
         publication = self._state.publication
         if (permissions := self._state.permissions) is not None:
