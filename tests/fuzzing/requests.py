@@ -27,7 +27,7 @@ from stratagem_psserver.state import ServerState
 from stratagem_rpc.serving.access import first_message, handshake_finder
 from tests.fuzzing.target import MOST_BYTES, Target
 from tests.roles import BESIDES, services
-from tests.simulation.server_run import answered
+from tests.simulation.server_run import ServedCall, answered
 from tests.simulation.virtual_loop import VirtualLoop
 
 # What is kept grows, as it does for a client that creates variables.
@@ -107,7 +107,7 @@ class _Server:
         is_stream = method.client_streaming
         message = Frame(header=first).SerializeToString() if is_stream else first
         try:
-            await answered(self.handlers, path, [message], None)
+            await answered(self.handlers, path, [message], ServedCall(None))
         except CallError as error:
             assert error.code() is not grpc.StatusCode.INTERNAL, error
 

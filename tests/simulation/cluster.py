@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stratagem._ps_client.checkpoint_steps import CheckpointSteps
 from stratagem._ps_client.requests.request import Request, Result
@@ -29,6 +29,21 @@ Server: TypeAlias = SimulatedServer | SimulatedPair
 """A task of the job ps."""
 
 
+class Victim(Protocol):
+    """A process that storms may come over.
+
+    Attributes:
+        name: Its name in the trace and in the network.
+        pauses: When none of its code runs.
+    """
+
+    name: str
+    pauses: Pauses
+
+    def crash(self) -> None:
+        """End all at once."""
+
+
 def _route(network: Network, client: str, server: Server) -> Route:
     if isinstance(server, SimulatedPair):
         return ReplicaRoute(network, client, server.replicas)
@@ -40,6 +55,7 @@ class Process:
 
     Attributes:
         name: Its name in the trace, the same for all runs of a task.
+        client: Names it in the steps that servers know of.
         steps: Its steps, by which servers keep what belongs together.
         pauses: When none of its code runs.
         last: By server, the version and the value of what it has read last.
@@ -50,7 +66,8 @@ class Process:
         job, _, index = task.partition(":")
         client = world.chance.randbytes(16)
         identity = Identity(ROLE_CHIEF, job, int(index), client=client, process=client)
-        self.name, self.steps, self.pauses = task, CheckpointSteps(), Pauses(world)
+        self.name, self.client = task, client
+        self.steps, self.pauses = CheckpointSteps(), Pauses(world)
         self._connections = [
             SimulatedConnection(
                 world, _route(network, task, server), number, identity, self.steps, self.pauses
@@ -162,6 +179,7 @@ class Cluster:
         world: The run that it is part of.
         servers: The servers.
         logs: Whether they keep logs.
+        network: Carries what is sent.
     """
 
     def __init__(
@@ -174,24 +192,24 @@ class Cluster:
     ) -> None:
         self.world, self.logs = world, disk is not None
         world.loop.beside = partial(beside, world)
-        self._network = Network(world)
+        self.network = Network(world)
         self._pairs: list[SimulatedPair] = []
         self.servers: Sequence[Server]
         if replicated or moves:
             world.loop.begins = own
             self._pairs = [
-                SimulatedPair(self._network, task, disk, moves) for task in range(num_servers)
+                SimulatedPair(self.network, task, disk, moves) for task in range(num_servers)
             ]
             self.servers = self._pairs
         else:
             self.servers = [
                 SimulatedServer(world, f"ps:{task}", task, disk) for task in range(num_servers)
             ]
-        self._processes: dict[Process, asyncio.Task[None]] = {}
+        self._processes: dict[Victim, None] = {}
 
     def process(self, task: str) -> Process:
         """Start a process of a task, which runs no program yet."""
-        return Process(self._network, self.servers, task)
+        return Process(self.network, self.servers, task)
 
     async def once(self, task: str, life: Life) -> None:
         """Run a program in a process of its own; raise what it raises."""
@@ -212,12 +230,10 @@ class Cluster:
             Whether it came to its end.
         """
         process = self.process(task)
-        running = self._processes[process] = process.begin(life(process))
-        try:
+        running = process.begin(life(process))
+        with self.in_the_open(process):
             # Unlike `await running`, this tells a crash from the end of the simulation.
             await asyncio.wait([running])
-        finally:
-            self._processes.pop(process, None)
         if running.cancelled():
             self.world.note(task, "crashes")
             return False
@@ -226,6 +242,15 @@ class Cluster:
         if error is not None and not isinstance(error, StratagemError):
             raise error
         return error is None
+
+    @contextmanager
+    def in_the_open(self, process: Victim) -> Iterator[None]:
+        """Have storms come over a process, as long as the context lasts."""
+        self._processes[process] = None
+        try:
+            yield
+        finally:
+            self._processes.pop(process, None)
 
     async def run_until_done(self, task: str, life: Life) -> None:
         """Run a program as `run`, in new processes until it has come to its end once."""
@@ -244,14 +269,14 @@ class Cluster:
                 self.world.note(process.name, f"storm: {kind}")
                 self._strike(kind, process)
 
-    def _strike(self, kind: str, process: Process) -> None:
+    def _strike(self, kind: str, process: Victim) -> None:
         chance = self.world.chance
         seconds = chance.choice((0.5, 3.0, 8.0, 15.0)) * (0.5 + chance.random())
         if kind == "partition":
             there, back = chance.choice(((True, True), (True, False), (False, True)))
             server = chance.choice(self.servers)
             place = chance.choice(server.replicas) if isinstance(server, SimulatedPair) else server
-            self._network.part(process.name, place.name, there, back, seconds)
+            self.network.part(process.name, place.name, there, back, seconds)
         elif kind == "pause":
             process.pauses.pause(seconds)
         elif kind in (*REPLICA_STORMS, *MOVING_STORMS):

@@ -107,5 +107,6 @@ def _tell(outcome: Outcome, shelter: Shelter) -> None:
 
 
 def _table(counts: Counter[str], number: int) -> str:
-    lines = [f"{what:<36} {n:>8}  {n / number:>8.2f} a seed" for what, n in counts.most_common()]
+    each = max(1, number)
+    lines = [f"{what:<36} {n:>8}  {n / each:>8.2f} a seed" for what, n in counts.most_common()]
     return "\n".join(lines)

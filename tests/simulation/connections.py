@@ -57,9 +57,14 @@ class Pauses:
         self._until = self._world.loop.time() + seconds
         self.total += seconds
 
+    @property
+    def left(self) -> float:
+        """For how many seconds the process still stands; not above 0 if it runs."""
+        return self._until - self._world.loop.time()
+
     async def over(self) -> None:
         """Wait until the process runs."""
-        while (left := self._until - self._world.loop.time()) > 0:
+        while (left := self.left) > 0:
             await asyncio.sleep(left)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
@@ -170,10 +171,14 @@ class ServerRun:
             self._persistence.release()
 
     def serve(
-        self, path: str, messages: Sequence[bytes], segment: Segment | None
+        self,
+        path: str,
+        messages: Sequence[bytes],
+        segment: Segment | None,
+        call: ServedCall | None = None,
     ) -> asyncio.Task[list[bytes]]:
         """Begin to answer a call; the task has the answer, or raises the status as an error."""
-        return self._begin(self._answered(path, messages, segment))
+        return self._begin(self._answered(path, messages, call or ServedCall(segment)))
 
     def _begin(self, work: Any) -> asyncio.Task[Any]:
         # Whatever the work begins in turn belongs to this run.
@@ -195,10 +200,10 @@ class ServerRun:
             task.exception()
 
     async def _answered(
-        self, path: str, messages: Sequence[bytes], segment: Segment | None
+        self, path: str, messages: Sequence[bytes], call: ServedCall
     ) -> list[bytes]:
         try:
-            return await answered(self._services, path, messages, segment)
+            return await answered(self._services, path, messages, call)
         finally:
             self._served()
 
@@ -207,16 +212,21 @@ async def answered(
     services: Sequence[grpc.GenericRpcHandler],
     path: str,
     messages: Sequence[bytes],
-    segment: Segment | None,
+    call: ServedCall,
 ) -> list[bytes]:
     """Return the answer of a call's handler; raise the status as an error."""
     handler: Any = find_handler(services, path.encode())
-    call = ServedCall(segment)
     if handler.response_streaming:
         requests = _Stream(messages) if handler.request_streaming else messages[0]
         method = handler.stream_stream or handler.unary_stream
-        async for response in method(requests, call):
-            call.answer.append(response)
+        responses = method(requests, call)
+        if not hasattr(responses, "__aiter__"):
+            # It writes them itself.
+            await responses
+            return call.answer
+        async with aclosing(responses):
+            async for response in responses:
+                await call.write(response)
     elif handler.request_streaming:
         call.answer.append(await handler.stream_unary(_Stream(messages), call))
     else:

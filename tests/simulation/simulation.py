@@ -19,6 +19,7 @@ from tests.simulation.programs.losing import Losing
 from tests.simulation.programs.observing import Observing
 from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
+from tests.simulation.programs.publishing import Publishing
 from tests.simulation.programs.restarting import Restarting
 from tests.simulation.programs.training import Training
 from tests.simulation.replicas.journal import replicas_watched
@@ -50,6 +51,9 @@ _LONGEST_SECONDS = CALM_AT + 600.0
 # The part of the runs of `Restarting` that are of `Losing` instead. Which ones is decided apart, so
 # that other seeds take the course that they took before.
 _LOSING = 0.4
+
+# The part of the runs of `Observing` that are of `Publishing` instead, which is decided likewise.
+_PUBLISHING = 0.5
 
 # The part of the runs in which servers keep logs.
 _LOGGING = 0.35
@@ -107,13 +111,19 @@ class Shape(NamedTuple):
 def shape_of(world: World) -> Shape:
     """Choose what a run is like."""
     program = world.chance.choice(PROGRAMS)(world)
-    if isinstance(program, Restarting) and Random(f"losing {world.seed}").random() < _LOSING:
+    if isinstance(program, Restarting) and _is_other("losing", world, _LOSING):
         return Shape(Losing(world), logs=True, replicated=False, moves=False)
+    if isinstance(program, Observing) and _is_other("publishing", world, _PUBLISHING):
+        program = Publishing(world)
     keeps = not isinstance(program, Restarting)
     logs = keeps and world.chance.random() < _LOGGING
     drawn = world.chance.random() if keeps else 1.0
     moves = _REPLICATED <= drawn < _REPLICATED + _MOVING
     return Shape(program, logs, drawn < _REPLICATED, moves)
+
+
+def _is_other(program: str, world: World, likely: float) -> bool:
+    return Random(f"{program} {world.seed}").random() < likely
 
 
 def shape_of_seed(seed: int) -> Shape:

@@ -11,8 +11,10 @@ from tests.simulation.command_line import main
 from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.planted.catalogue import PLANTED
 from tests.simulation.planted.plant import Plant
+from tests.simulation.planted.publication import FAULTS as FAULTS_OF_VERSIONS
 from tests.simulation.planted.replication import FAULTS as FAULTS_OF_REPLICAS
 from tests.simulation.planted.replication import FAULTS_OF_MOVES
+from tests.simulation.programs.publishing import Publishing
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Shape, shape_of_seed, simulate
 
@@ -75,9 +77,25 @@ def test_a_fault_planted_into_replicas_is_found(fault: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS_OF_VERSIONS)
+def test_a_fault_planted_into_versions_is_found(fault: str) -> None:
+    assert is_found(fault, FAULTS_OF_VERSIONS[fault], publishes)
+
+
+def publishes(shape: Shape) -> bool:
+    return isinstance(shape.program, Publishing)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS_OF_MOVES)
 def test_a_fault_planted_into_moves_is_found(fault: str) -> None:
     assert is_found(fault, FAULTS_OF_MOVES[fault], lambda shape: shape.moves)
+
+
+def test_no_run_is_told_where_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--only", "no program is called so", "--jobs", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "0 seeds from 0" in told and "crash" in told
 
 
 def test_a_failing_seed_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:

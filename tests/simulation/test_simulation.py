@@ -8,15 +8,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
+from itertools import islice
 
 import pytest
 
 from tests.simulation.faults import FAULTS, REPLICA_FAULTS
-from tests.simulation.simulation import PROGRAMS, simulate
+from tests.simulation.programs.publishing import Publishing
+from tests.simulation.simulation import PROGRAMS, shape_of_seed, simulate
 
 pytestmark = pytest.mark.first
 
-SEEDS, FEW = 120, 8
+SEEDS, FEW, FEW_VERSIONS = 120, 8, 3
 
 # Seeds beyond these that have found a fault.
 FOUND = (2277, 500_697, 701_476, 706_491, 719_704)
@@ -48,6 +50,16 @@ def test_few_seeds_violate_no_promise() -> None:
     assert faults and len(programs) > 2
 
 
+def test_few_versions_are_followed_otherwise_than_published() -> None:
+    fitting = (seed for seed in range(SEEDS) if _publishes(seed))
+    faults, _ = simulated(islice(fitting, FEW_VERSIONS))
+    assert faults["crash"] and faults["request lost"]
+
+
+def _publishes(seed: int) -> bool:
+    return isinstance(shape_of_seed(seed).program, Publishing)
+
+
 # Half a minute of a core, which others may need.
 @pytest.mark.timeout(600)
 @pytest.mark.full("some seeds, and those that have found faults, are simulated above")
@@ -55,7 +67,7 @@ def test_no_seed_violates_a_promise() -> None:
     faults, programs = simulated((*FOUND, *range(SEEDS)))
     assert set(faults) == FAULTS | REPLICA_FAULTS
     assert min(faults[fault] for fault in FAULTS) > SEEDS // 10
-    assert set(programs) >= {program.__name__ for program in PROGRAMS}
+    assert set(programs) >= {Publishing.__name__, *(program.__name__ for program in PROGRAMS)}
     for kind, least in (("logs", SEEDS // 5), ("replicas", SEEDS // 8), ("moving", SEEDS // 12)):
         assert sum(number for name, number in programs.items() if kind in name) > least
 

@@ -177,7 +177,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]  # no thread, so no executor of any kind
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run a function on this thread, when `beside` says so, or cancel what awaits it."""
+        """Run a function on this thread, when `beside` says so, or cancel what awaits it.
+
+        Executors that have threads run it in one of these.
+        """
+        if executor is not None:
+            over: asyncio.Future[Any] = executor.submit(func, *args).thread.over
+            return over
         future: asyncio.Future[Any] = self.create_future()
         work: Callable[[], None] = partial(_fulfil, future, partial(func, *args))
         self.beside(work, future.cancel)

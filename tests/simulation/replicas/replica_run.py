@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 import grpc
 
 from stratagem_proto.v1.replication_pb2 import View
-from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiter import Arbiter
 from stratagem_psserver.replication.exchange import Channel, Peers
 from stratagem_psserver.settings import ServerSettings
-from tests.simulation.server_run import PRESENT_RUN, ServerRun
+from tests.simulation.server_run import PRESENT_RUN, ServedCall, ServerRun
 from tests.simulation.virtual_loop import Piece
 from tests.simulation.world import World
 
@@ -98,9 +97,9 @@ class ReplicaRun(ServerRun):
         return self._begin(self.replicated.leave())
 
     async def _answered(
-        self, path: str, messages: Sequence[bytes], segment: Segment | None
+        self, path: str, messages: Sequence[bytes], call: ServedCall
     ) -> list[bytes]:
-        answer = await super()._answered(path, messages, segment)
+        answer = await super()._answered(path, messages, call)
         method = path.rpartition("/")[2]
         if method not in _UNTOLD:
             # What a process does in the moment in which it goes on was allowed before it stood.
