@@ -22,6 +22,7 @@ from benchmarks.kills.batches import batched
 from benchmarks.kills.counting import counted, rows, update_functions, variables
 from benchmarks.kills.eviction import evicting
 from benchmarks.kills.lockstep import in_lockstep
+from benchmarks.kills.versions import followed
 from stratagem_rpc.channel import TRANSPORT_VARIABLE
 
 PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
@@ -32,6 +33,7 @@ PROGRAMS: Mapping[str, Callable[[Attack], list[str]]] = {
     "eviction": partial(counted, kind=evicting, servers=1),
     "sync": in_lockstep,
     "coordinator": batched,
+    "versions": followed,
 }
 _TRANSPORTS = ("auto", "tcp", "grpc", "unix")
 _FOLDER = Path("runs/benchmarks")
@@ -41,23 +43,29 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Kills in all.")] = 60,
     each: Annotated[int, typer.Option(min=1, help="Kills of one run of a program.")] = 15,
     seed: Annotated[int, typer.Option(help="Of the first run; each has the next one.")] = 0,
+    only: Annotated[str, typer.Option(help="Programs whose names have this.")] = "",
 ) -> None:
-    """Kills servers, workers and coordinators of each program in turn, by each transport.
+    """Kills servers, workers, coordinators and readers of programs in turn, by each transport.
 
     Exit code: 0 when nothing was lost or there twice; else 1.
     """
     _FOLDER.mkdir(parents=True, exist_ok=True)
-    kills: dict[str, Counter[str]] = {name: Counter() for name in PROGRAMS}
+    kills = {name: Counter[str]() for name in PROGRAMS if only in name}
+    if not kills:
+        raise typer.BadParameter(f"none of {', '.join(PROGRAMS)} has {only!r} in its name")
     faults: list[str] = []
     began, runs = time.monotonic(), 0
     with tqdm(total=count, unit="kill") as bar:
         while bar.n < count:
-            name = [*PROGRAMS][runs % len(PROGRAMS)]
-            transport = _TRANSPORTS[runs // len(PROGRAMS) % len(_TRANSPORTS)]
+            name = [*kills][runs % len(kills)]
+            transport = _TRANSPORTS[runs // len(kills) % len(_TRANSPORTS)]
             bar.set_description(f"{name}, {transport}")
             found, done = _attacked(name, transport, each, seed + runs)
             kills[name] += done + Counter(runs=1, faults=len(found))
-            faults += [f"seed {seed + runs}, {name}, {transport}: {fault}" for fault in found]
+            told = [f"seed {seed + runs}, {name}, {transport}: {fault}" for fault in found]
+            # A run of hours need not end for that.
+            bar.write("\n".join(told), end="\n" if told else "")
+            faults += told
             bar.update(done.total())
             runs += 1
     print(_table(kills).markdown())
@@ -82,6 +90,8 @@ def _table(kills: Mapping[str, Counter[str]]) -> Table:
         "ps": "servers killed",
         "worker": "workers killed",
         "coordinator": "coordinators killed",
+        "reader server": "reader servers killed",
+        "reader": "readers killed",
         "faults": "lost or doubled",
     }
     lines = [*kills.items(), ("all", sum(kills.values(), Counter()))]

@@ -7,7 +7,6 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.process import Process, describe_exit
@@ -20,7 +19,7 @@ class Victims(ABC):
         job: What they are counted as.
     """
 
-    job: ClassVar[str]
+    job: str
 
     @abstractmethod
     def strike(self, chance: random.Random) -> int:
@@ -74,21 +73,46 @@ class Workers(_Tasks):
         """Do nothing: their restart kills them."""
 
 
-class Coordinator(Victims):
-    """A program that schedules functions."""
+class Program(Victims):
+    """A program of its own process, which lives until it is killed.
 
-    job = "coordinator"
+    Args:
+        job: What it is counted as.
+        start: Starts it.
+    """
 
-    def __init__(self, start: Callable[[], Process]) -> None:
+    def __init__(self, job: str, start: Callable[[], Process]) -> None:
+        self.job = job
         self._start = start
         self._process = start()
 
     def strike(self, chance: random.Random) -> int:
-        self._process.send(signal.SIGKILL)
-        self._process.wait()
+        self.close()
         self._require(-signal.SIGKILL)
         self._process = self._start()
         return 1
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._process.send(signal.SIGKILL)
+        self._process.wait()
+
+    def _require(self, code: int) -> None:
+        found = self._process.exit_code
+        if found != code:
+            end = "lives" if found is None else f"ended by {describe_exit(found)}"
+            raise RuntimeError(f"the {self.job} {end}:\n{self._process.tail()}")
+
+
+class Coordinator(Program):
+    """A program that schedules functions.
+
+    Args:
+        start: Starts it.
+    """
+
+    def __init__(self, start: Callable[[], Process]) -> None:
+        super().__init__("coordinator", start)
 
     def finish(self, seconds: float) -> None:
         """Wait until it has ended by itself.
@@ -100,14 +124,3 @@ class Coordinator(Victims):
         if not self._process.wait(seconds):
             raise TimeoutError(f"the coordinator has not ended after {seconds:g} s")
         self._require(0)
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        self._process.send(signal.SIGKILL)
-        self._process.wait()
-
-    def _require(self, code: int) -> None:
-        found = self._process.exit_code
-        if found != code:
-            end = "lives" if found is None else f"ended by {describe_exit(found)}"
-            raise RuntimeError(f"the coordinator {end}:\n{self._process.tail()}")
