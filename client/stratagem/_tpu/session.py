@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
@@ -172,7 +173,9 @@ HOST_KINDS = KindTable(
 """The kinds of objects that stay on hosts."""
 
 
-_GRACE_SECONDS = 5.0
+# Hosts that fail alike do so at about the same time. Where the first one took long, on a busy
+# machine or in loading what it was sent, so may the others.
+_GRACE_SECONDS, _LONGEST_GRACE_SECONDS = 5.0, 30.0
 
 
 class HostsSession:
@@ -342,11 +345,13 @@ class HostGroup:
         the hosts.
         """
         pairs = zip(self._workers, parcels, strict=False)
+        began = time.monotonic()
         try:
             futures = [worker.call(parcel) for worker, parcel in pairs]
             _, rest = wait(futures, return_when=FIRST_EXCEPTION)
             # All hosts may fail alike. One that does not waits for those that have.
-            _, waiting = wait(rest, timeout=_GRACE_SECONDS)
+            grace = max(_GRACE_SECONDS, time.monotonic() - began)
+            _, waiting = wait(rest, timeout=min(grace, _LONGEST_GRACE_SECONDS))
         except Exception as error:
             self.fail(f"one of them was not called: {error}")
             raise
