@@ -33,8 +33,8 @@ from stratagem_proto.v1.variable_pb2 import (
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_ADD, ASSIGN_MODE_SET
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_reader.cluster_source import ClusterSource
-from stratagem_reader.served import ServedSource
 from stratagem_reader.source import Source
+from stratagem_reader.sources import ServedSource
 from stratagem_reader.store_source import StoreSource
 from tests.simulation.cluster import Cluster, Process, together
 from tests.simulation.programs.adding import spec

@@ -17,7 +17,6 @@ from stratagem_reader import (
     pins,
     reader,
     republication,
-    served,
     store_source,
 )
 from tests.simulation.network import Network, Sent
@@ -245,7 +244,7 @@ def readers_simulated(
         return SimulatedChannel(network, servers()[address])
 
     clocked = cluster_source, lookup_client, lookups, pins, publication, reader, republication
-    locked = lookup_client, pins, reader, republication, served, store_source
+    locked = lookup_client, pins, reader, republication, store_source
     with ExitStack() as stack:
         for module in (*clocked, store_source):
             stack.enter_context(patch.object(module, "time", time))
