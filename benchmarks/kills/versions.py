@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch
 import stratagem
 from benchmarks.kills import looking, serving
 from benchmarks.kills.attack import PATIENCE_SECONDS, SERVERS, Attack
-from benchmarks.kills.looking import FAULTS, SEEN, Model, step
+from benchmarks.kills.looking import FAULTS, SEEN, Model
 from benchmarks.kills.victims import Program, Servers, Workers
 from stratagem import ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
@@ -23,9 +24,6 @@ from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.fork_server import start_forked
 from stratagem_deploy.processes.process import Process, Transcript, import_path
 from stratagem_proto.secret_files import TOKEN_FILE
-
-# After the last kill, all readers come to a version that is published then.
-_EVERY_SECONDS = 0.05
 
 
 def followed(attack: Attack) -> list[str]:
@@ -37,16 +35,28 @@ def followed(attack: Attack) -> list[str]:
 
 
 def _publish(resolver: SimpleClusterResolver, end: Path) -> int:
-    """Take steps and publish what they leave until there is an end; return the last version."""
-    with ParameterServerStrategy(resolver, consistency="sync") as strategy:
+    """Take steps and publish what each leaves until there is an end; return the last version.
+
+    A step that was cut off may be on some of the servers. It is in no version, since the next one
+    writes all that it has written.
+    """
+    with ParameterServerStrategy(resolver) as strategy:
         with strategy.scope():
             model = Model()
         optimizer = stratagem.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
         strategy.refresh()
-        with strategy.publish_every(seconds=_EVERY_SECONDS):
-            while not end.exists():
-                step(strategy, model, optimizer)
-        return strategy.publish()
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            model(number).backward()
+            optimizer.step()
+
+        for number in count(model.last() + 1):
+            strategy.run(step, args=(number,))
+            version = strategy.publish()
+            if end.exists():
+                return version
+        raise AssertionError("steps end")
 
 
 def _folders(attack: Attack) -> list[Path]:
