@@ -24,6 +24,7 @@ from stratagem_proto.errors import (
     SupersededError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
 )
 from stratagem_proto.v1.checkpoint_pb2 import SavedPart
 from stratagem_proto.wire.tensors import as_bytes, decode_dtype, int64_vector
@@ -51,7 +52,10 @@ _CALL_SECONDS = 60.0
 _MOST_ROWS_AT_ONCE = 100_000
 _MOST_SHARE_AT_ONCE = 1 / 8
 
-_FIELDS_OF_CALL = 4096
+# What Redis takes as one value, unless it is told otherwise.
+_MOST_VALUE_BYTES = 512 << 20
+
+_FIELDS_OF_CALL = 1024
 _BYTES_OF_CALL = 1 << 20
 
 # The keys of a table's positions are kept so many to a field.
@@ -214,6 +218,13 @@ class RedisSink:
         if is_whole and since is not None:
             return self._take(version, present, None)
         after = _Present.of(reached, entries)
+        for name, dense in after.dense.items():
+            if dense.value.nbytes > _MOST_VALUE_BYTES:
+                raise UnimplementedError(
+                    f"{name!r} has {dense.value.nbytes} bytes, and a value in Redis may have "
+                    f"{_MOST_VALUE_BYTES}; follow it by stratagem.Reader",
+                    variable=name,
+                )
         if present.version is not None:
             for name, whole in present.wholes.items():
                 form = isinstance(whole, WholeTable), whole.shape, whole.dtype
@@ -240,7 +251,8 @@ class RedisSink:
         ]
         after.keys.update({one.part.entry.name: one.positions for _, one in found})
         with self._changing() as pipe:
-            self._watch(pipe, [*map(self._rows, present.tables), *map(self._value, present.dense)])
+            names = [*map(self._rows, present.tables), *map(self._value, present.dense)]
+            self._watch(pipe, present, names)
             self._require_all_there(pipe, present)
             for name, one in found:
                 self._complete(pipe, name, one)
@@ -310,7 +322,7 @@ class RedisSink:
         for table in present.tables:
             gone |= {self._rows(table), *map(self._keys, table.parts)}
         with self._changing() as pipe:
-            self._watch(pipe, [*staged.values()])
+            self._watch(pipe, present, [*staged.values()])
             self._require_all_there(pipe, after, staged)
             # A table without rows is no hash.
             there = [name for name, beside in staged.items() if pipe.exists(beside)]
@@ -433,18 +445,19 @@ class RedisSink:
             self._present = None
             raise
 
-    def _watch(self, pipe: Any, names: Sequence[str]) -> None:
-        """Have the transaction fail if anything of that changes meanwhile, or has another writer.
+    def _watch(self, pipe: Any, present: _Present, names: Sequence[str]) -> None:
+        """Have the transaction fail if anything of that changes meanwhile.
 
         Raises:
-            SupersededError: It has.
+            SupersededError: Another one writes there since.
+            UnavailableError: Redis has another version, such as a replica that was behind.
         """
         pipe.watch(self._about, *names)
-        writer = pipe.hget(self._about, "writer")
-        if writer is None:
-            raise UnavailableError(f"{self.name!r} has lost what was written to it")
-        if writer.decode() != self._writer:
+        writer, number = pipe.hmget(self._about, "writer", "version")
+        if writer is not None and writer.decode() != self._writer:
             raise self._superseded()
+        if writer is None or int(number or 0) != present.number:
+            raise UnavailableError(f"{self.name!r} has lost what was written to it")
 
     def _superseded(self) -> SupersededError:
         return SupersededError(

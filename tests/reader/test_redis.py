@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +23,7 @@ from stratagem import (
     InvalidArgumentError,
     ParameterServerStrategy,
     Reader,
+    ResourceExhaustedError,
     SupersededError,
     UnauthenticatedError,
     UnavailableError,
@@ -29,11 +32,15 @@ from stratagem_deploy.cli import app
 from stratagem_reader import redis_sink
 from stratagem_reader.redis_sink import RedisSink
 from stratagem_reader.sources import source_at
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.client.clusters import running
 from tests.conftest import TOKEN
 from tests.reader.followed import Training
+from tests.waiting import eventually
 
 redis = pytest.importorskip("redis", reason="needs the package redis")
+
+_VERSIONS = 5
 
 _PROGRAM = shutil.which("redis-server")
 pytestmark = pytest.mark.skipif(_PROGRAM is None, reason="needs redis-server")
@@ -114,7 +121,9 @@ def _bytes(value: torch.Tensor) -> bytes:
     return bytes(value.contiguous().view(-1).view(torch.uint8).numpy())
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(
+    "servers", [pytest.param(1, marks=pytest.mark.full("two have what one has")), 2]
+)
 def test_each_version_of_a_folder_is_in_redis_to_the_byte(
     server: _Redis, source: Path, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,41 +154,108 @@ def test_each_version_of_a_folder_is_in_redis_to_the_byte(
         sink.close()
 
 
-def test_a_reader_sees_one_version_at_a_time(server: _Redis, source: Path) -> None:
-    """Rows, values and the number, read by one transaction, are of one version."""
-    seen, ended = set[tuple[int, bytes, bytes]](), threading.Event()
+_Seen = tuple[int, bytes, bytes]
+"""The number of a version, the rows of a table, and a value."""
 
-    def read() -> None:
-        client = redis.Redis(unix_socket_path=str(server.path))
-        while not ended.is_set():
-            with client.pipeline() as pipe:
-                pipe.hget("stratagem:version", "version")
-                pipe.hmget("stratagem:rows:fixed.weight", range(300))
-                pipe.get("stratagem:value:first.weight")
-                number, rows, value = pipe.execute()
-            if number is not None:
-                seen.add((int(number), b"".join(each or b"-" for each in rows), value))
+
+class _Watching:
+    """Reads a version by one transaction, again and again."""
+
+    def __init__(self, server: _Redis) -> None:
+        self.seen: list[_Seen] = []
+        self._path, self._ended = str(server.path), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        client = redis.Redis(unix_socket_path=self._path)
+        while not self._ended.is_set():
+            found = _now(client)
+            if found is not None and found not in self.seen[-1:]:
+                self.seen.append(found)
         client.close()
 
-    written = set[tuple[int, bytes, bytes]]()
-    with running(2) as cluster, cluster.strategy() as strategy:
+    def __enter__(self) -> _Watching:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def _now(client: Any) -> _Seen | None:
+    with client.pipeline() as pipe:
+        pipe.hget("stratagem:version", "version")
+        pipe.hmget("stratagem:rows:fixed.weight", range(300))
+        pipe.get("stratagem:value:first.weight")
+        number, rows, value = pipe.execute()
+    return None if number is None else (int(number), b"".join(each or b"-" for each in rows), value)
+
+
+def test_a_reader_sees_one_version_at_a_time(server: _Redis, source: Path) -> None:
+    """Rows, values and the number, read by one transaction, are of one version."""
+    written = set[_Seen | None]()
+    with running(2) as cluster, cluster.strategy() as strategy, _Watching(server) as watching:
         training = Training(strategy)
-        sink, thread = RedisSink(source_at(source), server.url), threading.Thread(target=read)
-        thread.start()
-        try:
-            for number in range(20):
-                training.train(steps=1)
-                # Whole ones, and what differs.
-                strategy.save(source, incremental=number % 5 > 0)
-                (version,) = sink.write_next(0.0)
-                rows = server.client.hmget("stratagem:rows:fixed.weight", range(300))
-                value = server.client.get("stratagem:value:first.weight")
-                written.add((version.number, b"".join(each or b"-" for each in rows), value))
-        finally:
-            ended.set()
-            thread.join()
-            sink.close()
-    assert seen <= written and len(seen) > 1
+        sink = RedisSink(source_at(source), server.url)
+        for number in range(20):
+            training.train(steps=1)
+            # Whole ones, and what differs.
+            strategy.save(source, incremental=number % 5 > 0)
+            sink.write_next(0.0)
+            written.add(_now(server.client))
+        sink.close()
+    assert {*watching.seen} <= written and len(watching.seen) > 1
+
+
+@pytest.mark.full("kills take time; versions that are read meanwhile show that each comes at once")
+def test_followers_that_are_killed_leave_whole_versions(server: _Redis, source: Path) -> None:
+    """Whatever a follower does when it is killed, versions are whole, and none goes back."""
+    truth = dict[int, _Seen]()
+    arguments = [sys.executable, "-m", "tests.reader.killed_followers", str(source), server.url]
+    with ExitStack() as stack:
+        cluster = stack.enter_context(running(2))
+        strategy = stack.enter_context(cluster.strategy())
+        watching = stack.enter_context(_Watching(server))
+        training = _saved(strategy, source)
+        followers = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        stack.callback(followers.kill)
+        reader = stack.enter_context(Reader(source))
+        eventually(lambda: bool(watching.seen), 120.0)
+        give_up_at = time.monotonic() + 120.0
+        while len({each[0] for each in watching.seen} & {*truth}) < _VERSIONS:
+            assert time.monotonic() < give_up_at, "hardly a version was written"
+            training.train(steps=1)
+            strategy.save(source, incremental=len(truth) % 4 > 0, keep=40)
+            version = reader.wait_for(_latest(source))
+            truth[version] = version, _stored(reader), _bytes(reader.value("first.weight"))
+        kills, _ = followers.communicate("end", timeout=60.0)
+        assert followers.returncode == 0 and int(kills) >= _VERSIONS
+        # One that is not killed goes on where they were.
+        sink = RedisSink(source_at(source), server.url)
+        sink.write_next(0.0)
+        sink.close()
+        _assert_equal_to(server.client, reader, version)
+    numbers = [each[0] for each in watching.seen]
+    assert numbers == sorted(numbers)
+    for each in watching.seen:
+        assert each == truth.get(each[0], each)
+
+
+def _stored(reader: Reader) -> bytes:
+    """Return the rows of a table that are stored, in the order of their numbers."""
+    table = reader.replica.table("fixed.weight")
+    rows = torch.cat([part.rows for part in table.parts])
+    found = dict(zip(reader.keys("fixed.weight").tolist(), map(_bytes, rows), strict=True))
+    return b"".join(found.get(number, b"-") for number in range(300))
+
+
+def _latest(source: Path) -> int:
+    published = open_checkpoint(source).index.published
+    assert published is not None
+    return published.version
 
 
 def test_the_command_writes_what_servers_publish(server: _Redis, tmp_path: Path) -> None:
@@ -258,6 +334,29 @@ def test_a_redis_that_was_lost_or_that_has_lost_something_is_gone_on_with(
         sink.close()
 
 
+def test_a_redis_that_is_behind_is_noticed(server: _Redis, source: Path) -> None:
+    """A replica may take over that has not had the last version."""
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training, again = _saved(strategy, source), RedisSink(source_at(source), server.url)
+        again.write_next(0.0)
+        with Reader(source) as reader:
+            behind = {name: server.client.dump(name) for name in server.client.scan_iter()}
+            training.train(steps=1)
+            strategy.save(source, incremental=True)
+            again.write_next(0.0)
+            server.client.flushall()
+            for name, dumped in behind.items():
+                server.client.restore(name, 0, dumped)
+            training.train(steps=1)
+            strategy.save(source, incremental=True)
+            with pytest.raises(UnavailableError, match="has lost what was written"):
+                again.write_next(0.0)
+            (version,) = again.write_next(0.0)
+            reader.wait_for(version.number)
+            _assert_equal_to(server.client, reader, version.number)
+        again.close()
+
+
 def _assert_equal_to_but(client: Any, reader: Reader, number: int, others: set[str]) -> None:
     for name in others:
         client.delete(name)
@@ -279,6 +378,10 @@ def test_what_is_not_meant_is_refused(
     assert server.client.hgetall("stratagem:rows:dynamic.weight") == before
     assert RedisSink(other, server.url + "?prefix=other").write_next(0.0)
     assert server.client.hlen("other:rows:dynamic.weight")
+    server.client.config_set("maxmemory", 1)
+    with pytest.raises(ResourceExhaustedError, match="give it more memory"):
+        RedisSink(other, server.url + "?prefix=third").write_next(0.0)
+    server.client.config_set("maxmemory", 0)
     server.client.hset("stratagem:version", "format", 2)
     with pytest.raises(FailedPreconditionError, match=r"has format 2; .* install a later one"):
         RedisSink(other, server.url).write_next(0.0)
