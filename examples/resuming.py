@@ -187,8 +187,9 @@ class Training:
         self.used.scatter_add(stratagem.IndexedSlices(torch.ones(len(numbers)), numbers))
 
     def save(self, epoch: int, wait: bool) -> None:
-        """Has the servers write a checkpoint; only worker 0 does something here."""
-        self.strategy.save(self.checkpoints, wait=wait, keep=2, extra={"epoch": epoch})
+        """Has the servers write a checkpoint, which is for the chief to ask for."""
+        if self.worker == 0:
+            self.strategy.save(self.checkpoints, wait=wait, keep=2, extra={"epoch": epoch})
 
     def evaluate(self, epoch: int) -> Tensor:
         """Returns the errors after all epochs so far, once all workers have taken this one."""
