@@ -137,10 +137,9 @@ class Training:
     """What one worker trains: everything is made here, before it resumes."""
 
     def __init__(self, resolver: ClusterResolver, folder: Path, options: Options) -> None:
-        self.worker, self.workers = (
-            resolver.task_id or 0,
-            resolver.cluster_spec().num_tasks("worker"),
-        )
+        cluster = resolver.cluster_spec()
+        self.worker = resolver.task_id or 0
+        self.workers = cluster.num_tasks("worker") if cluster.jobs else 1
         self.folder, self.options = folder, options
         rows = load_ratings()
         self.data = Ratings(rows[HELD_OUT:][: options.ratings])
@@ -251,7 +250,7 @@ def main() -> None:
     folder = options.pop("folder")
     folder.mkdir(parents=True, exist_ok=True)
     result = train(resolver, folder, Options(**options))
-    if resolver.task_id == 0:
+    if not resolver.task_id:
         print(
             f"error {result.error!r} after {result.epochs} epochs; "
             f"each rating was used {result.fewest} to {result.most} times"
