@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -25,7 +23,6 @@ from stratagem_proto.protocol import first_of_another_run
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import CheckpointStatus
-from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.exactly_once.closures import dump_closures, restore_closures
 from stratagem_psserver.exactly_once.numbering import Numbering
 from stratagem_psserver.exactly_once.sessions import Session
@@ -33,19 +30,19 @@ from stratagem_psserver.limits import allocating
 from stratagem_psserver.restoration import read_table
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue
+from stratagem_psserver.variables.snapshots import Snapshot
 from stratagem_rpc.server_log import LOG
 from stratagem_storage.checkpoint.entries import (
-    NUMBER_BYTES,
-    TensorEntry,
     TensorFile,
     WriteOptions,
-    are_alike,
     is_companion,
-    row_count,
-    row_nbytes,
 )
-from stratagem_storage.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_storage.checkpoint.folder import (
+    Checkpoint,
+    changed_rows,
+    open_checkpoint,
+    part_name,
+)
 from stratagem_storage.checkpoint.index import refused_if_unsound
 from stratagem_storage.checkpoint.parts import Content, write_part
 from stratagem_storage.checkpoint.wholes import whole_name, wholes_of
@@ -192,66 +189,14 @@ def resume_variables(
     store.recount([entry.name for entry in mine])
 
 
-_RUN_BYTES = 4 << 20
-
-_WORDS = torch.int64, torch.int32, torch.int16, torch.uint8
-
-
 def compared(snapshot: Snapshot, base: Checkpoint) -> list[Content]:
     """Return what has to be written of a fresh snapshot beside an earlier checkpoint.
-
-    Bytes are compared, so that it does not matter who changed them, how often, or in which run of
-    the server. A row of a table is compared with the one that has had its position.
 
     Raises:
         DataLossError: Bytes of the earlier checkpoint are missing or damaged.
     """
-    contents = []
-    for content, value in zip(snapshot.contents, list(snapshot.values), strict=True):
-        entry, shape = base.index.tensors.get(content.spec.name), content.tensor.shape
-        is_known = entry is not None and are_alike(entry.tensor, content.tensor)
-        if entry is not None and is_known and (not shape or row_nbytes(content.tensor)):
-            content = replace(content, changed=_changed(content, value, base, entry))
-        contents.append(content)
-    return contents
-
-
-def _changed(
-    content: Content, value: SnapshotValue, base: Checkpoint, entry: TensorEntry
-) -> torch.Tensor | None:
-    """Return the numbers of the rows that differ; None if these take no less than all rows."""
-    size, rows = row_nbytes(content.tensor), row_count(content.tensor)
-    most, at_once = size * rows // (size + NUMBER_BYTES), max(1, _RUN_BYTES // size)
-    found, count, first = [torch.empty(0, dtype=torch.int64)], 0, 0
-    for run in value.runs():
-        if not run.numel():
-            continue
-        for part in (
-            torch.frombuffer(as_bytes(run), dtype=torch.uint8).view(-1, size).split(at_once)
-        ):
-            found.append(first + _differing(part, base, entry, first))
-            count, first = count + len(found[-1]), first + len(part)
-            if count >= most and count:
-                return None
-    return torch.cat(found)
-
-
-def _differing(run: torch.Tensor, base: Checkpoint, entry: TensorEntry, first: int) -> torch.Tensor:
-    """Return which of some rows, the first of which has a number, are not in the base."""
-    size = run.shape[1]
-    known = max(0, min(len(run), row_count(entry.tensor) - first))
-    before = torch.empty(known, size, dtype=torch.uint8)
-    if known:
-        base.read(entry, first * size, as_bytes(before))
-    differs = torch.ones(len(run), dtype=torch.bool)
-    differs[:known] = (_words(run[:known]) != _words(before)).any(1)
-    return differs.nonzero().squeeze(1)
-
-
-def _words(rows: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of rows as the widest words that fit: these are compared the fastest."""
-    size = rows.shape[1]
-    return rows.view(next(word for word in _WORDS if not size % word.itemsize))
+    pairs = zip(snapshot.contents, list(snapshot.values), strict=True)
+    return [replace(one, changed=changed_rows(one, value.runs(), base)) for one, value in pairs]
 
 
 # The most ended saves that are remembered until clients ask for their results.

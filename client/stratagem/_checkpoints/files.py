@@ -7,7 +7,7 @@ The library safetensors writes and reads such a file. Servers' parts have a writ
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock, Thread
@@ -98,12 +98,12 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     policy = policy_of_environment()
     place = place_of(path)
     if policy.key or isinstance(place, StoreUrl) or not place.is_file():
-        return _read_all(open_checkpoint(place, policy))
+        return state_of(open_checkpoint(place, policy))
     try:
         with safe_open(place, "pt") as file:
             metadata = file.metadata() or {}
         if NOTES in metadata:
-            return _read_all(open_checkpoint(place, policy))
+            return state_of(open_checkpoint(place, policy))
         return read_with(load_file(place), metadata)
     except SafetensorError as error:
         raise DataLossError(
@@ -111,7 +111,8 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _read_all(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def state_of(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint by name, on the CPU; it raises like `read_state`."""
     wholes = wholes_of(checkpoint.index)
     state = {name: whole.read(checkpoint) for name, whole in wholes.items()}
     return with_origins(state, origins_in_checkpoint(checkpoint, wholes))
@@ -153,21 +154,22 @@ class CheckpointWriter:
         """
         target = place_of(path)
         store_of(target).place_of_file(target)  # only to see that there can be one
+        return self.start(partial(_write, target, state))
+
+    def start(self, work: Callable[[], None]) -> Future[None]:
+        """Do work that writes a checkpoint, behind what was started before."""
         written: Future[None] = Future()
         with self._lock:
-            arguments = (self._last, written, target, state)
-            self._last = Thread(target=_write_after, args=arguments)
+            self._last = Thread(target=_work_after, args=(self._last, written, work))
             start_last_thread(self._last)
         return written
 
 
-def _write_after(
-    earlier: Thread | None, written: Future[None], path: Place, state: Mapping[str, torch.Tensor]
-) -> None:
+def _work_after(earlier: Thread | None, written: Future[None], work: Callable[[], None]) -> None:
     if earlier is not None:
         earlier.join()
     try:
-        _write(path, state)
+        work()
     except Exception as error:
         written.set_exception(error)
     else:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -14,13 +15,15 @@ from torch.optim import Optimizer
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
+from stratagem._parameter_server.checkpoints.alone import is_one_file
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
 from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_storage.stores.places import shared_place
+from stratagem_storage.stores import store_of
+from stratagem_storage.stores.places import place_of, shared_place
 
 
 class CheckpointedStrategy(Strategy):
@@ -57,7 +60,8 @@ class CheckpointedStrategy(Strategy):
             path: The folder of checkpoints, made if need be. It has the file `latest` and a folder
                 for each checkpoint. A crash at any time leaves the latest one whole. Or the URL of
                 a place in a store, such as "s3://bucket/run", for which all servers and this
-                process need the store's library. Without a cluster, a file: see `Strategy.save`.
+                process need the store's library. Without a cluster, a path that ends in
+                ".safetensors" becomes one file: see `Strategy.save`.
             wait: Whether to return only when it is written. Otherwise training goes on meanwhile,
                 and the checkpoint is as of the call.
             keep: How many checkpoints the folder keeps, this one included.
@@ -87,8 +91,14 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-3, CKP-4, SHV-30, SHV-31.
         """
         if isinstance(self.extended, LocalExtended):
-            _require_no_folder(keep, extra, incremental)
-            return super().save(path, wait)
+            if is_one_file(path, (keep, extra, incremental) != (1, None, False)):
+                return super().save(path, wait)
+            written = self.extended._cluster.checkpoints.save(
+                path, self.state_dict(), Series(keep, incremental), extra or {}
+            )
+            if wait:
+                written.result()
+            return written
         shared_place(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
@@ -118,14 +128,8 @@ class CheckpointedStrategy(Strategy):
 
         Raises:
             InvalidTypeError: It lacks a method.
-            InvalidArgumentError: The state is not for JSON, or larger than 64 KiB; or there is no
-                cluster, so that a checkpoint is one file of tensors.
+            InvalidArgumentError: The state is not for JSON, or larger than 64 KiB.
         """
-        if isinstance(self.extended, LocalExtended):
-            raise InvalidArgumentError(
-                "without a cluster a checkpoint is one file of tensors; keep the "
-                f"state_dict() of {name!r} yourself"
-            )
         self.extended._cluster.register_for_checkpointing(name, stateful)
 
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
@@ -168,7 +172,10 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-2, CKP-3, CKP-5, SHV-30.
         """
         if isinstance(self.extended, LocalExtended):
-            return super().restore(path, strict)
+            if store_of(place_of(path)).is_file(place_of(path)):
+                return super().restore(path, strict)
+            load = partial(self.load_state_dict, strict=strict)
+            return self.extended._cluster.checkpoints.restore(path, load)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
@@ -281,7 +288,7 @@ class CheckpointedStrategy(Strategy):
                 chief has ended when some servers had restored. Or there is a `ClusterCoordinator`,
                 whose functions would run again with a step.
 
-        Without a cluster, nobody else keeps the place of this program: it begins with `start`.
+        Without a cluster, only a checkpoint that is restored keeps the place of this program.
         """
         if isinstance(self.extended, ParameterServerExtended):
             self.extended._coordination.require_no_functions()
@@ -425,10 +432,3 @@ class CheckpointedStrategy(Strategy):
             raise InvalidArgumentError("forget() was given nothing; give it what to delete")
         with entered(self):
             return self.extended.forget(objects)
-
-
-def _require_no_folder(keep: int, extra: Mapping[str, Any] | None, incremental: bool) -> None:
-    if keep != 1 or extra is not None or incremental:
-        raise InvalidArgumentError(
-            "without a cluster a checkpoint is one file; leave keep, extra and incremental out"
-        )

@@ -22,6 +22,7 @@ from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import can_be_read_again
+from stratagem._parameter_server.checkpoints.alone import AloneCheckpoints
 from stratagem._parameter_server.checkpoints.progress import COUNTS_OR_COORDINATES
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
 from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
@@ -251,7 +252,14 @@ class TrainingCluster:
 
 
 class OneProcess:
-    """What takes the place of a `TrainingCluster` where there is no cluster."""
+    """What takes the place of a `TrainingCluster` where there is no cluster.
+
+    Attributes:
+        checkpoints: The folders of checkpoints, and how far the program is.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoints = AloneCheckpoints()
 
     def barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""
@@ -268,8 +276,12 @@ class OneProcess:
         return {}
 
     def steps(self, stop: int, start: int | None) -> Iterator[int]:
-        """Nobody else keeps the place of this program."""
-        return iter(range(start or 0, stop))
+        """Count the steps of the program; see `ParameterServerStrategy.steps`."""
+        return self.checkpoints.steps(stop, start)
+
+    def register_for_checkpointing(self, name: str, stateful: Any) -> None:
+        """Have checkpoints contain a state; see `register_for_checkpointing` of the strategy."""
+        self.checkpoints.register(name, stateful)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context in which nobody else changes anything: any."""

@@ -27,6 +27,7 @@ from stratagem._core.reduction import Axis
 from stratagem._core.update_functions import smallest_by_name
 from stratagem._core.variable_creation import NextCreator
 from stratagem._core.variables import Variable
+from stratagem._gradients import OptimizerStep
 from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
@@ -509,12 +510,30 @@ class _AloneHosting(HomeHosting):
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         return super().name_optimizer(class_name)
 
+    def apply_gradients(self, step: OptimizerStep) -> None:
+        super().apply_gradients(step)
+        extended = self._extended
+        assert isinstance(extended, LocalExtended)
+        extended._cluster.checkpoints.ran()
+
 
 class LocalExtended(CentralStorageExtended):
     """One copy of each variable, in this process. Spec: PS1-1."""
 
     _hosting_class = _AloneHosting
-    _cluster = OneProcess()
+
+    def __init__(
+        self, container_strategy: Strategy, devices: Sequence[str], parameter_device: str
+    ) -> None:
+        super().__init__(container_strategy, devices, parameter_device)
+        self._cluster = OneProcess()
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        result = super()._call_for_each_replica(fn, args, kwargs)
+        self._cluster.checkpoints.ran()
+        return result
 
     def forget(self, objects: Sequence[object]) -> list[str]:
         """Forget objects; see `ParameterServerStrategy.forget`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from stratagem_proto.errors import DataLossError, NotFoundError
 from stratagem_proto.wire.tensors import allocate, as_bytes
 from stratagem_storage.checkpoint.entries import (
     BLOCK_BYTES,
+    NUMBER_BYTES,
     CheckedFile,
     TensorEntry,
     are_alike,
@@ -21,7 +22,7 @@ from stratagem_storage.checkpoint.entries import (
     row_nbytes,
 )
 from stratagem_storage.checkpoint.index import MOST_INDEX_BYTES, Base, Index, unsigned_error
-from stratagem_storage.checkpoint.parts import read_plain
+from stratagem_storage.checkpoint.parts import Content, read_plain
 from stratagem_storage.checkpoint.plain import SHARD_LIST, read_shards
 from stratagem_storage.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_storage.stores import store_of
@@ -336,3 +337,66 @@ class NewCheckpoint:
     def abandon(self) -> None:
         """Remove the folder."""
         self._new.abandon()
+
+
+_RUN_BYTES = 4 << 20
+
+_WORDS = torch.int64, torch.int32, torch.int16, torch.uint8
+
+
+def changed_rows(
+    content: Content, runs: Iterable[torch.Tensor], base: Checkpoint
+) -> torch.Tensor | None:
+    """Return the numbers of the rows that have to be written beside an earlier checkpoint.
+
+    Bytes are compared, so that it does not matter who changed them, how often, or in which run of
+    the program. A row of a table is compared with the one that has had its position.
+
+    Args:
+        content: What is to be written.
+        runs: Its rows in their order, some at a time.
+        base: The earlier checkpoint.
+
+    Returns:
+        int64, ascending; None to write all rows, as these take no more.
+
+    Raises:
+        DataLossError: Bytes of the earlier checkpoint are missing or damaged.
+    """
+    entry, tensor = base.index.tensors.get(content.spec.name), content.tensor
+    if entry is None or not are_alike(entry.tensor, tensor):
+        return None
+    if tensor.shape and not row_nbytes(tensor):
+        return None
+    size, rows = row_nbytes(tensor), row_count(tensor)
+    most, at_once = size * rows // (size + NUMBER_BYTES), max(1, _RUN_BYTES // size)
+    found, count, first = [torch.empty(0, dtype=torch.int64)], 0, 0
+    for run in runs:
+        if not run.numel():
+            continue
+        for part in (
+            torch.frombuffer(as_bytes(run), dtype=torch.uint8).view(-1, size).split(at_once)
+        ):
+            found.append(first + _differing(part, base, entry, first))
+            count, first = count + len(found[-1]), first + len(part)
+            if count >= most and count:
+                return None
+    return torch.cat(found)
+
+
+def _differing(run: torch.Tensor, base: Checkpoint, entry: TensorEntry, first: int) -> torch.Tensor:
+    """Return which of some rows, the first of which has a number, are not in the base."""
+    size = run.shape[1]
+    known = max(0, min(len(run), row_count(entry.tensor) - first))
+    before = torch.empty(known, size, dtype=torch.uint8)
+    if known:
+        base.read(entry, first * size, as_bytes(before))
+    differs = torch.ones(len(run), dtype=torch.bool)
+    differs[:known] = (_words(run[:known]) != _words(before)).any(1)
+    return differs.nonzero().squeeze(1)
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of rows as the widest words that fit: these are compared the fastest."""
+    size = rows.shape[1]
+    return rows.view(next(word for word in _WORDS if not size % word.itemsize))

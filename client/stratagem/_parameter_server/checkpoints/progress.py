@@ -56,6 +56,46 @@ class Stateful(Protocol):
         """Go on from a state."""
 
 
+def require_registrable(name: str, stateful: object) -> None:
+    """Check that the state of something may be in checkpoints under a name.
+
+    Raises:
+        InvalidTypeError: It has no state.
+        InvalidArgumentError: The name is taken.
+    """
+    if name == STEPS:
+        raise InvalidArgumentError(
+            f"the name {name!r} is taken by strategy.steps(); register {name!r} under another"
+        )
+    if not isinstance(stateful, Stateful):
+        raise InvalidTypeError(
+            f"{type(stateful).__name__} lacks state_dict() or load_state_dict(); "
+            "register what has both, such as an iterator over a distributed dataset"
+        )
+
+
+def states_as_json(states: Mapping[str, Any]) -> str:
+    """Return the states of a worker as JSON.
+
+    Raises:
+        InvalidArgumentError: JSON cannot express them, or they are too large.
+    """
+    names = ", ".join(map(repr, states))
+    try:
+        content = json.dumps(states, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"the state of one of {names} is not what JSON can express: {error}; "
+            "register something else, or keep it yourself"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise InvalidArgumentError(
+            f"the states of {names} are {len(content)} bytes as JSON, but travel "
+            f"with each request, and are {_MOST_BYTES} at most; register less"
+        )
+    return content
+
+
 class WorkerStates:
     """The states that this worker reports, after each of its steps and runs."""
 
@@ -82,18 +122,10 @@ class WorkerStates:
         """
         if self.lost:
             raise FailedPreconditionError(f"{name!r} cannot go on: {self.lost}")
-        if name == STEPS:
-            raise InvalidArgumentError(
-                f"the name {name!r} is taken by strategy.steps(); register {name!r} under another"
-            )
+        require_registrable(name, stateful)
         self._register(name, stateful)
 
     def _register(self, name: str, stateful: Stateful) -> None:
-        if not isinstance(stateful, Stateful):
-            raise InvalidTypeError(
-                f"{type(stateful).__name__} lacks state_dict() or load_state_dict(); "
-                "register what has both, such as an iterator over a distributed dataset"
-            )
         if name in self._deferred:
             stateful.load_state_dict(self._deferred.pop(name))
         wanted = {**self._registered, name: stateful}
@@ -167,19 +199,7 @@ class WorkerStates:
 
     def _now(self, wanted: Mapping[str, Stateful]) -> WorkerState:
         states = {name: one.state_dict() for name, one in wanted.items()}
-        names = ", ".join(map(repr, states))
-        try:
-            content = json.dumps(states, separators=(",", ":"))
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"the state of one of {names} is not what JSON can express: {error}; "
-                "register something else, or keep it yourself"
-            ) from error
-        if len(content) > _MOST_BYTES:
-            raise InvalidArgumentError(
-                f"the states of {names} are {len(content)} bytes as JSON, but travel "
-                f"with each request, and are {_MOST_BYTES} at most; register less"
-            )
+        content = states_as_json(states)
         contributed = self._store.step_tracker.contributed()
         return WorkerState(content=content, contributed=contributed)
 

@@ -1,0 +1,228 @@
+"""Checkpoints of a program without a cluster, in the form that servers read and write."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratagem._checkpoints.files import message_of, state_of, writer
+from stratagem._checkpoints.restoring import RestoreStatus, origins_in
+from stratagem._parameter_server.checkpoints.progress import (
+    STEPS,
+    Stateful,
+    require_registrable,
+    states_as_json,
+)
+from stratagem._parameter_server.checkpoints.saving import Contents, Series, latest_base
+from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.programs.optimizers import SlotName
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VARIABLE_KIND_SLOT, VariableSpec
+from stratagem_proto.wire.tensors import spec_of
+from stratagem_storage.checkpoint.entries import WriteOptions
+from stratagem_storage.checkpoint.folder import (
+    LOCAL_PART,
+    Checkpoint,
+    NewCheckpoint,
+    changed_rows,
+    open_checkpoint,
+)
+from stratagem_storage.checkpoint.index import Index, Published
+from stratagem_storage.checkpoint.parts import Content, write_part
+from stratagem_storage.checkpoint.policy import policy_of_environment
+from stratagem_storage.stores import store_of
+from stratagem_storage.stores.places import Place, absolute_place, place_of
+
+_LOG = logging.getLogger("stratagem")
+
+TASK = "/job:worker/task:0"
+"""The task that a program without a cluster is in checkpoints."""
+
+State = Mapping[str, torch.Tensor]
+
+
+def is_one_file(path: str | os.PathLike[str], has_options: bool) -> bool:
+    """Return whether what is saved without a cluster becomes a file, in place of a folder.
+
+    Raises:
+        InvalidArgumentError: It does, and there are options that only a folder has.
+    """
+    place = place_of(path)
+    is_one = store_of(place).is_file(place)
+    if place.name.endswith(".safetensors") and not (isinstance(place, Path) and place.is_dir()):
+        is_one = True
+    if is_one and has_options:
+        raise InvalidArgumentError(
+            f"without a cluster {str(place)!r} is one file of tensors; leave keep, extra and "
+            "incremental out, or give the path of a folder, such as 'run'"
+        )
+    return is_one
+
+
+class AloneCheckpoints:
+    """The folders of checkpoints of a program without a cluster, and how far it is.
+
+    `ran` is called behind each run and each step of an optimizer, so that a checkpoint has, as one
+    of servers has, the position after the last of them that its variables contain.
+    """
+
+    def __init__(self) -> None:
+        self._registered: dict[str, Stateful] = {}
+        self._deferred: dict[str, Any] = {}
+        # As of the last run, or step of an optimizer.
+        self._states: dict[str, Any] = {}
+        # How many steps of `steps` were taken; during one, without it until something has run.
+        self._position, self._is_known = 0, False
+        self._base, self._is_inside = 0, False
+        self._counts = False
+        self._step_ran = False
+
+    # How far the program is.
+
+    def register(self, name: str, stateful: Any) -> None:
+        """Have checkpoints contain a state; see `register_for_checkpointing`."""
+        require_registrable(name, stateful)
+        if name in self._deferred:
+            stateful.load_state_dict(self._deferred.pop(name))
+        state = stateful.state_dict()
+        states_as_json({**self._states, name: state})
+        self._registered[name], self._states[name] = stateful, state
+
+    def ran(self) -> None:
+        """Note that something has run, which the variables contain."""
+        if self._is_inside and not self._step_ran:
+            self._step_ran = True
+            self._position += 1
+        for name, stateful in self._registered.items():
+            self._states[name] = stateful.state_dict()
+
+    def steps(self, stop: int, start: int | None) -> Iterator[int]:
+        """Yield the numbers of the steps that are left; see `ParameterServerStrategy.steps`."""
+        if self._is_inside:
+            raise FailedPreconditionError(
+                "a loop over strategy.steps() is within another one, whose steps would be counted "
+                "twice; count the inner steps alone, or take a range() for one of the loops"
+            )
+        if not self._is_known:
+            self._position, self._is_known = start or 0, True
+        base, self._is_inside, self._counts = self._base, True, True
+        try:
+            while self._position < base + stop:
+                self._position, self._step_ran = max(self._position, base), False
+                yield self._position - base
+                if not self._step_ran:
+                    self._position += 1
+        finally:
+            self._base, self._is_inside = base + stop, False
+
+    # Saving and restoring.
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        state: State,
+        series: Series,
+        extra: Mapping[str, Any],
+    ) -> Future[None]:
+        """Save a state, which nobody changes from now on, as a checkpoint of a folder."""
+        contents = Contents(state, extra, 1)
+        states = {**self._states, **({STEPS: self._position} if self._counts else {})}
+        workers = {"count": 1, "states": {TASK: json.loads(states_as_json(states))}}
+        key = CHECKPOINT_KEY_FILE.from_environment()
+        work = partial(_save, absolute_place(path), contents, series, workers, key)
+        return writer.start(work)
+
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        load: Callable[[State], RestoreStatus],
+    ) -> RestoreStatus:
+        """Have a checkpoint of a folder loaded, and go on where it was saved."""
+        checkpoint = open_checkpoint(place_of(path), policy_of_environment())
+        index = checkpoint.index
+        known, count = index.workers.get("states", {}), index.workers.get("count", 0)
+        states: dict[str, Any] = {}
+        if known and count == 1:
+            (states,) = (dict(one) for one in known.values())
+        elif known:
+            _LOG.warning(
+                "the checkpoint has the states of %d workers, such as how far they had read their "
+                "data, and this program is alone; what was registered stays where it is",
+                count,
+            )
+        position = states.pop(STEPS, None)
+        if self._counts and position is None:
+            raise FailedPreconditionError(
+                f"the program counts its steps by strategy.steps(), and {str(checkpoint.folder)!r} "
+                "does not say how many it had taken; start the program again to go back to it, and "
+                "say where to begin: strategy.steps(stop, start=...)"
+            )
+        status = load(state_of(checkpoint))
+        if position is not None or not self._is_inside:
+            self._is_known, self._position = position is not None, position or 0
+        self._step_ran = True  # what runs in this step is none of a step after the checkpoint
+        self._deferred = dict(states)
+        for name in self._registered.keys() & states.keys():
+            self._registered[name].load_state_dict(self._deferred.pop(name))
+            self._states[name] = states[name]
+        return RestoreStatus(status._deferred, status.missing, index.extra, position or 0)
+
+
+def _save(
+    root: Place, contents: Contents, series: Series, workers: Mapping[str, Any], key: str
+) -> None:
+    base = latest_base(root, key) if series.incremental else None
+    try:
+        described = _described(contents.local, base)
+    except DataLossError as error:
+        _LOG.warning("the next checkpoint will have all rows, since %s", error)
+        described = _described(contents.local, base := None)
+    new = NewCheckpoint(root)
+    try:
+        values = (part for one, value in described for part in _values(one, value))
+        options = WriteOptions(has_digests=bool(key))
+        listed = [one for one, _ in described]
+        part = write_part(new.folder, LOCAL_PART, listed, values, options=options)
+        beside = base.as_base if base is not None else None
+        index = Index.of_parts([part], {}, contents.extra, workers, beside)
+        now = time.time_ns() // 1_000_000
+        published = Published(now, secrets.token_bytes(SESSION_ID_BYTES), now)
+        new.commit(replace(index, published=published), series.keep, key)
+    except BaseException:
+        new.abandon()
+        raise
+
+
+def _described(state: State, base: Checkpoint | None) -> list[tuple[Content, torch.Tensor]]:
+    found, origins = [], origins_in(state)
+    for name, given in state.items():
+        value, slot = given.detach().cpu().contiguous(), SlotName.parse(name)
+        spec = VariableSpec(name=name, tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
+        if slot is not None and slot.variable in state:
+            spec.kind, spec.slot_of = VARIABLE_KIND_SLOT, slot.variable
+        elif name in origins and origins[name].batch >= 0:  # else it is but guessed
+            spec.origin.CopyFrom(message_of(origins[name]))
+        content = Content(spec)
+        if base is not None:
+            content = replace(content, changed=changed_rows(content, [value], base))
+        found.append((content, value))
+    return found
+
+
+def _values(content: Content, value: torch.Tensor) -> Sequence[torch.Tensor]:
+    if content.changed is None:
+        return [value]
+    rows = value[content.changed] if value.dim() else value.reshape(1)[content.changed]
+    return [content.changed, rows]

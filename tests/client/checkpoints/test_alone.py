@@ -1,0 +1,222 @@
+"""Folders of checkpoints of a program without a cluster; going on in one, and the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import DistributedOptimizer, FailedPreconditionError, ParameterServerStrategy
+from stratagem.nn import Embedding
+from stratagem_storage.checkpoint.folder import LOCAL_PART, open_checkpoint
+from tests.client.clusters import Cluster, running
+
+# torch says so of its own sparse steps, once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+ROWS = 400
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = Embedding(ROWS, 4)
+        self.last = nn.Linear(4, 1)
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, users: torch.Tensor) -> torch.Tensor:
+        answers: torch.Tensor = self.norm(self.last(self.users(users)))
+        return answers
+
+
+class Program:
+    """A program that trains, and that runs alone or on servers."""
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = Model()
+            self.seen = stratagem.Variable(0.0, name="seen")
+        tables = torch.optim.Adagrad(self.model.users.parameters(), lr=0.1)
+        dense = [*self.model.last.parameters(), *self.model.norm.parameters()]
+        self.optimizers = [
+            DistributedOptimizer(tables),
+            DistributedOptimizer(torch.optim.Adam(dense, lr=0.1)),
+        ]
+        data = [torch.arange(first, first + 8) for first in range(0, 80, 8)]
+        self.batches = iter(strategy.experimental_distribute_dataset(data))
+        strategy.register_for_checkpointing("data", self.batches)
+
+    def step(self) -> float:
+        batch = next(self.batches)
+
+        def train(users: torch.Tensor) -> None:
+            for one in self.optimizers:
+                one.zero_grad()
+            (self.model(users) - 1).square().mean().backward()
+            for one in self.optimizers:
+                one.step()
+
+        self.strategy.run(train, args=(batch,))
+        self.seen.assign_add(1.0)
+        return float(batch[0])
+
+    def values(self) -> dict[str, torch.Tensor]:
+        found = {key: value.clone() for key, value in self.model.state_dict().items()}
+        return {**found, "seen": self.seen.read_value().clone()}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(2) as found:
+        yield found
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_folder_keeps_checkpoints_with_extra_and_goes_on_where_the_data_were(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    first = Program(ParameterServerStrategy())
+    for epoch in range(3):
+        first.step()
+        first.strategy.save(folder, keep=2, extra={"epoch": epoch})
+    saved = first.values()
+    next(first.batches)  # taken, and in no run
+    first.strategy.save(folder, keep=2, extra={"epoch": 3}, wait=False).result()
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
+
+    second = Program(ParameterServerStrategy())
+    status = second.strategy.restore(folder)
+    assert status.assert_consumed().extra == {"epoch": 3}
+    assert_same(second.values(), saved)
+    assert second.step() == 24.0
+    # With the state of its optimizers, it trains as a program that never stopped.
+    third = Program(ParameterServerStrategy())
+    third.strategy.restore(folder / "checkpoint-3")
+    assert third.step() == 24.0
+    assert_same(third.values(), second.values())
+
+
+def test_an_incremental_checkpoint_has_what_differs_and_is_as_good_as_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    folder, program = tmp_path / "run", Program(ParameterServerStrategy())
+    for _ in range(4):
+        program.step()
+        program.strategy.save(folder, incremental=True)
+    program.strategy.save(tmp_path / "whole")
+    last, whole = open_checkpoint(folder), open_checkpoint(tmp_path / "whole")
+    assert last.base is not None
+    changed = last.index.tensors["users.weight"].changed
+    assert changed is not None and changed.count == 8
+    for name, entry in whole.index.tensors.items():
+        assert torch.equal(last.tensor(last.index.tensors[name]), whole.tensor(entry)), name
+    again = Program(ParameterServerStrategy())
+    again.strategy.restore(folder)
+    assert_same(again.values(), program.values())
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_checkpoint_of_a_lone_program_goes_on_in_a_cluster(tmp_path: Path, servers: int) -> None:
+    alone = Program(ParameterServerStrategy())
+    for step in alone.strategy.steps(5):
+        alone.step()
+        if step == 2:
+            alone.strategy.save(tmp_path / "run", extra={"step": step})
+    with running(servers) as cluster, cluster.strategy() as strategy:
+        program = Program(strategy)
+        status = strategy.restore(tmp_path / "run")
+        assert (status.extra, status.position) == ({"step": 2}, 3)
+        left = [(step, program.step()) for step in strategy.steps(5)]
+        assert left == [(3, 24.0), (4, 32.0)]
+        assert_same(program.values(), alone.values())
+
+
+def test_a_checkpoint_of_a_cluster_goes_on_alone_and_beside_it_increments(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with cluster.strategy() as strategy:
+        program = Program(strategy)
+        for step in strategy.steps(5):
+            program.step()
+            if step == 2:
+                strategy.save(tmp_path / "run", extra={"step": step})
+        expected = program.values()
+    alone = Program(ParameterServerStrategy())
+    status = alone.strategy.restore(tmp_path / "run").assert_consumed()
+    assert (status.extra, status.position) == ({"step": 2}, 3)
+    for _ in alone.strategy.steps(5):
+        alone.step()
+    assert_same(alone.values(), expected)
+    alone.strategy.save(tmp_path / "run", keep=2, incremental=True)
+    again = Program(ParameterServerStrategy())
+    again.strategy.restore(tmp_path / "run")
+    assert_same(again.values(), expected)
+
+
+def test_a_loop_over_steps_goes_back_with_its_checkpoint(tmp_path: Path) -> None:
+    program, taken = Program(ParameterServerStrategy()), []
+    for step in program.strategy.steps(4):
+        program.step()
+        taken.append(step)
+        if step == 1:
+            program.strategy.save(tmp_path / "run")
+        if taken == [0, 1, 2]:
+            program.strategy.roll_back(tmp_path / "run")
+    assert taken == [0, 1, 2, 2, 3]
+    assert program.seen.numpy() == 4
+    other = ParameterServerStrategy()
+    other.save(tmp_path / "nobody counted")
+    with pytest.raises(FailedPreconditionError, match="counts its steps"):
+        program.strategy.restore(tmp_path / "nobody counted")
+
+
+def test_a_path_that_ends_in_safetensors_is_one_file(tmp_path: Path) -> None:
+    program = Program(ParameterServerStrategy())
+    program.step()
+    program.strategy.save(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").is_file()
+    again = Program(ParameterServerStrategy())
+    again.strategy.restore(tmp_path / "model.safetensors")
+    assert_same(again.values(), program.values())
+
+
+def test_beside_a_damaged_checkpoint_an_incremental_one_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = Program(ParameterServerStrategy())
+    program.strategy.save(tmp_path, incremental=True)
+    part = tmp_path / "checkpoint-1" / LOCAL_PART
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+    program.strategy.save(tmp_path, incremental=True)
+    assert "the next checkpoint will have all rows" in caplog.text
+    latest = open_checkpoint(tmp_path)
+    latest.verify()
+    assert latest.base is None
+
+
+def test_a_reader_follows_what_a_lone_program_saves(tmp_path: Path) -> None:
+    program = Program(ParameterServerStrategy())
+    program.step()
+    program.strategy.save(tmp_path / "run", incremental=True)
+    with stratagem.Reader(tmp_path / "run") as reader:
+        first, model = reader.version, reader.module(Model)
+        program.step()
+        program.strategy.save(tmp_path / "run", incremental=True)
+        reader.wait_for(first + 1)
+        users = torch.arange(20)
+        program.model.eval()
+        assert torch.equal(model(users), program.model(users))
