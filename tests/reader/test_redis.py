@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import trustme
 from typer.testing import CliRunner
 
 from stratagem import (
@@ -33,8 +34,10 @@ from stratagem_reader import redis_sink
 from stratagem_reader.redis_sink import RedisSink
 from stratagem_reader.sources import source_at
 from stratagem_storage.checkpoint.folder import open_checkpoint
+from tests.checkpoints import model, save_at
 from tests.client.clusters import running
 from tests.conftest import TOKEN
+from tests.psserver.replication.arbiters.etcd import free_port
 from tests.reader.followed import Training
 from tests.waiting import eventually
 
@@ -332,6 +335,51 @@ def test_a_redis_that_was_lost_or_that_has_lost_something_is_gone_on_with(
             _assert_equal_to(server.client, reader, version.number)
         again.close()
         sink.close()
+
+
+def test_a_redis_that_comes_late_is_waited_for_and_told_once(server: _Redis, source: Path) -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        _saved(strategy, source)
+    server.stop()
+    later = threading.Timer(3.0, server.start)
+    later.start()
+    arguments = ["follow", str(source), "--to", server.url, "--versions=1"]
+    done = CliRunner().invoke(app, arguments)
+    later.join()
+    assert done.exit_code == 0, done.output
+    assert done.output.count("it is tried again") == 1
+    # A user that has these names alone is enough.
+    server.client.flushall()
+    user = {"passwords": ["+a secret"], "keys": ["stratagem:*"], "commands": ["+@all"]}
+    server.client.acl_setuser("follower", enabled=True, **user)
+    url = f"unix://follower:a%20secret@{server.path}"
+    done = CliRunner().invoke(app, [*arguments[:3], url, "--versions=1"])
+    assert done.exit_code == 0 and f"is in {server.url}," in done.output
+    done = CliRunner().invoke(app, [*arguments[:3], url + "?prefix=other", "--versions=1"])
+    assert done.exit_code == 2 and "let its user use" in done.output
+    assert "secret" not in done.output
+
+
+def test_a_redis_is_written_over_tls(server: _Redis, source: Path, tmp_path: Path) -> None:
+    value = torch.ones(3, 2)
+    save_at(source, [[(model("one", value), value)]], keep=1)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "certificate"))
+    server.stop()
+    files = ("cert", tmp_path / "certificate"), ("key", tmp_path / "key")
+    options = [each for name, path in files for each in (f"--tls-{name}-file", str(path))]
+    port = str(free_port())
+    options += ["--tls-ca-cert-file", str(tmp_path / "ca"), "--tls-auth-clients", "no"]
+    server.start(*options, "--tls-port", port)
+    url = f"rediss://localhost:{port}/0"
+    sink = RedisSink(source_at(source), f"{url}?ssl_ca_certs={tmp_path / 'ca'}")
+    assert sink.write_next(0.0) and sink.name == url
+    sink.close()
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        RedisSink(source_at(source), url).write_next(0.0)
 
 
 def test_a_redis_that_is_behind_is_noticed(server: _Redis, source: Path) -> None:
