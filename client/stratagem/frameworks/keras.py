@@ -275,6 +275,10 @@ class _Trained:
                     f"{table.path!r} is a table of which {optimizer.name!r} would step all rows; "
                     "prepare the model when it is compiled with this optimizer"
                 )
+        if self._optimizers:
+            # Of the compilation before.
+            self._strategy.forget(*self._optimizers)
+            self._optimizers = []
         made = as_torch(optimizer, variables, tables, self._lazy)
         self._optimizers = [distributed(self._strategy, one, **self._settings) for one in made]
         progress = _Progress(optimizer)

@@ -191,6 +191,9 @@ def test_frozen_layers_stay_and_train_once_they_are_thawed(
             model.compile(OPTIMIZERS["Adam"](), loss="mse")
             trained(model, "convolution", epochs=1)
         require_equal(plain, ours)
+    names = [one.name for one in strategy.extended.variable_placements()]
+    optimizers = {name.split("/")[1] for name in names if "/" in name}
+    assert optimizers == {"KerasAdam_3"}  # the state of those before is gone
 
 
 def test_callbacks_see_and_set_what_they_do_in_keras(
