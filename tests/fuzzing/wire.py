@@ -144,6 +144,7 @@ def _encoded() -> Iterator[bytes]:
     for made in (
         encodings.narrow(value, torch.float16),
         encodings.quantize(value, by_row=True),
+        encodings.pack(value, by_row=True),
         encodings.select(value, 2),
     ):
         companion = made.tensor if made.companion is None else made.companion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, EncodingKind
-from stratagem_proto.wire.encodings import Encoded, decode, narrow, quantize, select
+from stratagem_proto.wire.encodings import Encoded, decode, narrow, pack, quantize, select
 from stratagem_proto.wire.tensors import spec_of
 
 FLOATS = (torch.float32, torch.float64)
@@ -52,11 +53,13 @@ def test_narrowing_leaves_what_is_not_finite_as_it_is() -> None:
     assert decoded[1:].tolist() == value[1:].tolist()
 
 
-@given(tensors(), st.booleans())
-def test_levels_are_off_by_half_a_level_at_most(value: torch.Tensor, by_row: bool) -> None:
-    encoded = quantize(value, by_row)
+@given(tensors(), st.booleans(), st.sampled_from([quantize, pack]))
+def test_levels_are_off_by_half_a_level_at_most(
+    value: torch.Tensor, by_row: bool, encode: Callable[[torch.Tensor, bool], Encoded]
+) -> None:
+    encoded = encode(value, by_row)
     decoded = decode(encoded)
-    assert encoded.tensor.dtype == torch.int8
+    assert encoded.tensor.dtype == (torch.int8 if encode is quantize else torch.uint8)
     assert (decoded.dtype, decoded.shape) == (value.dtype, value.shape)
     assert bool(decoded.isfinite().all())
     scales = encoded.companion
@@ -95,6 +98,8 @@ def test_the_largest_elements_arrive_exactly_and_the_others_are_zero(
 VALUE = torch.arange(6.0).reshape(2, 3)
 HALF = narrow(VALUE, torch.float16)
 LEVELS = quantize(VALUE, by_row=True)
+PACKED = pack(VALUE, by_row=True)
+ODD = pack(VALUE[0], by_row=True)
 CHOSEN = select(VALUE, 2)
 
 WRONG = {
@@ -114,6 +119,13 @@ WRONG = {
     "a negative scale": replace(LEVELS, companion=torch.tensor([1.0, -1.0])),
     "levels of another dtype": replace(LEVELS, tensor=VALUE),
     "levels of another shape": replace(LEVELS, tensor=LEVELS.tensor.reshape(3, 2)),
+    "packed levels of another dtype": replace(PACKED, tensor=PACKED.tensor.view(torch.int8)),
+    "packed levels of another shape": replace(PACKED, tensor=PACKED.tensor.reshape(3, 1)),
+    "fewer packed levels": replace(PACKED, tensor=PACKED.tensor[1:]),
+    "a packed level behind the last one": replace(ODD, tensor=ODD.tensor | 0xF0),
+    "a packed level of -8": replace(PACKED, tensor=torch.full((3,), 0x88, dtype=torch.uint8)),
+    "packed levels without scales": replace(PACKED, companion=None),
+    "a scale of packed levels that overflows": replace(PACKED, companion=torch.tensor([1.0, 6e37])),
     "no places": replace(CHOSEN, companion=None),
     "a place beyond the end": replace(CHOSEN, companion=torch.tensor([0, 6])),
     "a place before the beginning": replace(CHOSEN, companion=torch.tensor([-1, 2])),
@@ -140,11 +152,13 @@ def test_a_scalar_and_an_empty_tensor_have_encodings() -> None:
             narrow(value, torch.float16),
             quantize(value, by_row=True),
             quantize(value, by_row=False),
+            pack(value, by_row=True),
             select(value, value.numel()),
         ):
             assert torch.equal(decode(encoded), value)
 
 
 def test_the_size_is_that_of_all_that_crosses_the_wire() -> None:
-    assert [each.nbytes for each in (HALF, LEVELS, CHOSEN)] == [12, 6 + 8, 8 + 8]
+    sizes = [each.nbytes for each in (HALF, LEVELS, PACKED, CHOSEN)]
+    assert sizes == [12, 6 + 8, 3 + 8, 8 + 8]
     assert Encoded(ENCODING_KIND_NARROWED, HALF.decoded, HALF.tensor).nbytes == 12

@@ -33,6 +33,7 @@ class EncodingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_KIND_NARROWED: _ClassVar[EncodingKind]
     ENCODING_KIND_QUANTIZED: _ClassVar[EncodingKind]
     ENCODING_KIND_SELECTED: _ClassVar[EncodingKind]
+    ENCODING_KIND_PACKED: _ClassVar[EncodingKind]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT64: DataType
@@ -55,6 +56,7 @@ ENCODING_KIND_UNSPECIFIED: EncodingKind
 ENCODING_KIND_NARROWED: EncodingKind
 ENCODING_KIND_QUANTIZED: EncodingKind
 ENCODING_KIND_SELECTED: EncodingKind
+ENCODING_KIND_PACKED: EncodingKind
 
 class TensorSpec(_message.Message):
     __slots__ = ("dtype", "shape")

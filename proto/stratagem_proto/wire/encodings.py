@@ -9,6 +9,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
+    ENCODING_KIND_PACKED,
     ENCODING_KIND_QUANTIZED,
     ENCODING_KIND_SELECTED,
     EncodingKind,
@@ -20,6 +21,7 @@ NARROW_DTYPES = (torch.bfloat16, torch.float16)
 """The dtypes to which `narrow` rounds."""
 
 _LEVELS = 127
+_PACKED_LEVELS = 7
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,33 @@ def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
         value: A floating-point tensor of any shape, with finite elements.
         by_row: Whether each row has levels of its own, if the tensor has two or more dimensions.
     """
+    levels, scales = _rounded(value, by_row, _LEVELS)
+    return Encoded(ENCODING_KIND_QUANTIZED, spec_of(value), levels, scales)
+
+
+def pack(value: torch.Tensor, by_row: bool) -> Encoded:
+    """As `quantize` to 15 levels, two of which are a byte."""
+    levels, scales = _rounded(value, by_row, _PACKED_LEVELS)
+    flat = torch.zeros(levels.numel() + levels.numel() % 2, dtype=torch.uint8)
+    flat[: levels.numel()] = levels.reshape(-1).view(torch.uint8) & 0xF
+    return Encoded(ENCODING_KIND_PACKED, spec_of(value), flat[::2] | flat[1::2] << 4, scales)
+
+
+def _rounded(value: torch.Tensor, by_row: bool, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return levels from -most to `most`, of int8, and what they are to be multiplied by."""
     if by_row and value.dim() > 1:
         largest = value.abs().flatten(1)
         # A tensor without elements has no largest one.
         peak = largest.amax(1) if largest.shape[1] else largest.sum(1)
     else:
         peak = value.abs().amax() if value.numel() else value.new_zeros(())
-    scales = peak / _LEVELS
-    # At the end of the dtype's range, 127 times the rounded quotient is infinite.
+    scales = peak / most
+    # At the end of the dtype's range, so many times the rounded quotient is infinite.
     lower = torch.nextafter(scales, torch.zeros_like(scales))
-    scales = torch.where((scales * _LEVELS).isinf(), lower, scales)
+    scales = torch.where((scales * most).isinf(), lower, scales)
     spread = _spread(scales, value.dim())
     levels = torch.where(spread > 0, value / spread, 0).round()
-    levels = levels.clamp(-_LEVELS, _LEVELS).to(torch.int8)
-    return Encoded(ENCODING_KIND_QUANTIZED, spec_of(value), levels, scales)
+    return levels.clamp(-most, most).to(torch.int8), scales
 
 
 def select(value: torch.Tensor, count: int) -> Encoded:
@@ -121,6 +136,8 @@ def decode(encoded: Encoded) -> torch.Tensor:
             return _widened(encoded, dtype)
         case EncodingKind.ENCODING_KIND_QUANTIZED:
             return _scaled(encoded, dtype)
+        case EncodingKind.ENCODING_KIND_PACKED:
+            return _unpacked(encoded, dtype)
         case EncodingKind.ENCODING_KIND_SELECTED:
             return _scattered(encoded, dtype)
     raise InvalidArgumentError(f"there is no encoding number {encoded.kind}")
@@ -134,15 +151,34 @@ def _widened(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _scaled(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
-    tensor, scales = encoded.tensor, _companion(encoded)
+    tensor = encoded.tensor
     _require(tensor.dtype == torch.int8, f"levels are torch.int8, not {tensor.dtype}")
     _require_shape(encoded)
+    return _times_scales(encoded, tensor.to(dtype), _LEVELS)
+
+
+def _unpacked(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
+    tensor = encoded.tensor
+    _require(tensor.dtype == torch.uint8, f"packed levels are torch.uint8, not {tensor.dtype}")
+    shape = torch.Size(encoded.decoded.shape)
+    half = -(-shape.numel() // 2)
+    _require(tensor.shape == (half,), f"{list(tensor.shape)} bytes stand for {list(shape)}")
+    halves = torch.stack([tensor << 4, tensor & 0xF0], 1).view(torch.int8) >> 4
+    levels = halves.reshape(-1)
+    _require(not shape.numel() % 2 or int(levels[-1]) == 0, "the half behind the last one is not 0")
+    _require(not bool((levels < -_PACKED_LEVELS).any()), "a packed level is below -7")
+    found = levels[: shape.numel()].to(dtype).reshape(shape)
+    return _times_scales(encoded, found, _PACKED_LEVELS)
+
+
+def _times_scales(encoded: Encoded, levels: torch.Tensor, most: int) -> torch.Tensor:
+    scales, dtype = _companion(encoded), levels.dtype
     _require(scales.dtype == dtype, f"the scales are {scales.dtype}, not {dtype}")
-    fits = scales.dim() == 0 or scales.shape == tensor.shape[:1]
-    _require(fits, f"{list(scales.shape)} scales for shape {list(tensor.shape)}")
-    usable = (scales >= 0) & (scales * _LEVELS).isfinite()
+    fits = scales.dim() == 0 or scales.shape == levels.shape[:1]
+    _require(fits, f"{list(scales.shape)} scales for shape {list(levels.shape)}")
+    usable = (scales >= 0) & (scales * most).isfinite()
     _require(bool(usable.all()), "a scale is negative, too large or not a number")
-    return tensor.to(dtype).mul_(_spread(scales, tensor.dim()))
+    return levels.mul_(_spread(scales, levels.dim()))
 
 
 def _scattered(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:

@@ -85,6 +85,7 @@ def total(numbers: range) -> list[torch.Tensor]:
         ("bf16", 0.5),
         ("fp16", 0.5),
         ("int8", 0.32),
+        ("int4", 0.2),
         (Int8(False), 0.26),
         (TopK(0.01), 0.03),
     ],
@@ -116,7 +117,7 @@ def test_rounding_is_all_that_half_the_bytes_cost(cluster: Cluster, name: str) -
 
 @a_few(
     "compression",
-    ["int8", Int8(False), TopK(0.05)],
+    ["int8", "int4", Int8(False), TopK(0.05)],
     "what was lost is kept in one way for every compression",
     ids=str,
 )
