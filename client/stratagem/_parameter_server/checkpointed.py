@@ -21,7 +21,7 @@ from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import place_of, shared_place
 
@@ -220,10 +220,9 @@ class CheckpointedStrategy(Strategy):
         Otherwise as `restore`. Optimizers then step only within loops over `steps`.
         """
         if isinstance(self.extended, LocalExtended):
-            raise FailedPreconditionError(
-                "resume() goes on with what the servers of a cluster hold, and this strategy has "
-                "no cluster; give it a resolver, or set TF_CONFIG"
-            )
+            require_cross_replica_or_default(self.extended, "resume")
+            checkpoints = self.extended._cluster.checkpoints
+            return checkpoints.resume(path, begin, self.load_state_dict, self.state_dict)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "resume")
         self.extended._coordination.require_programs_of_workers("resume()")

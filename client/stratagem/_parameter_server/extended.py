@@ -511,9 +511,10 @@ class _AloneHosting(HomeHosting):
         return super().name_optimizer(class_name)
 
     def apply_gradients(self, step: OptimizerStep) -> None:
-        super().apply_gradients(step)
         extended = self._extended
         assert isinstance(extended, LocalExtended)
+        extended._cluster.checkpoints.require_counted(step.optimizer)
+        super().apply_gradients(step)
         extended._cluster.checkpoints.ran()
 
 

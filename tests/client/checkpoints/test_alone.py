@@ -220,3 +220,56 @@ def test_a_reader_follows_what_a_lone_program_saves(tmp_path: Path) -> None:
         users = torch.arange(20)
         program.model.eval()
         assert torch.equal(model(users), program.model(users))
+
+
+def run_of(strategy: ParameterServerStrategy, folder: Path, steps: int) -> list[float]:
+    """Takes some steps of six, and ends the run after the last."""
+    program, taken = Program(strategy), list[float]()
+    run = strategy.resume(folder)
+    if run.ended:
+        return taken
+    assert run.extra == ({"at": run.position} if run.position else {})
+    for step in strategy.steps(6):
+        taken.append(program.step())
+        strategy.save(folder, extra={"at": step + 1})
+        if len(taken) == steps:
+            return taken
+    run.finish({"at": 6})
+    assert run.ended
+    return taken
+
+
+def test_a_run_is_resumed_alone_in_a_cluster_and_alone_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert run_of(ParameterServerStrategy(), folder, 2) == [0.0, 8.0]
+    with cluster.strategy() as strategy:
+        assert run_of(strategy, folder, 2) == [16.0, 24.0]
+    assert run_of(ParameterServerStrategy(), folder, 9) == [32.0, 40.0]
+    assert run_of(ParameterServerStrategy(), folder, 9) == []
+
+
+def test_what_resuming_alone_would_lose_or_take_twice_is_refused(tmp_path: Path) -> None:
+    program = Program(ParameterServerStrategy())
+    begun = list[str]()
+    run = program.strategy.resume(tmp_path / "run", lambda: begun.append("begun"))
+    assert (run.checkpoint, run.position, begun) == ("", 0, ["begun"])
+    with pytest.raises(FailedPreconditionError, match="outside of a loop"):
+        program.step()
+    with pytest.raises(FailedPreconditionError, match=r"call resume\(\) once"):
+        program.strategy.resume(tmp_path / "run")
+    for _ in program.strategy.steps(1):
+        program.step()
+        with pytest.raises(FailedPreconditionError, match="within a loop"):
+            run.finish()
+    run.finish()
+    with pytest.raises(FailedPreconditionError, match="an ended run takes no more steps"):
+        list(program.strategy.steps(1))
+    again = Program(ParameterServerStrategy())
+    ended = again.strategy.resume(tmp_path / "run")
+    assert (ended.ended, ended.position) == (True, 1)
+    others = ParameterServerStrategy()
+    others.save(tmp_path / "uncounted")
+    with pytest.raises(FailedPreconditionError, match="does not say how many steps"):
+        Program(ParameterServerStrategy()).strategy.resume(tmp_path / "uncounted")

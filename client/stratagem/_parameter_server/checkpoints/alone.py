@@ -17,15 +17,21 @@ from typing import Any
 import torch
 
 from stratagem._checkpoints.files import message_of, state_of, writer
-from stratagem._checkpoints.restoring import RestoreStatus, origins_in
+from stratagem._checkpoints.restoring import RestoreStatus, Resumption, origins_in
 from stratagem._parameter_server.checkpoints.progress import (
-    STEPS,
+    ENDED,
     Stateful,
     require_registrable,
     states_as_json,
 )
+from stratagem._parameter_server.checkpoints.restoring import STEPS
 from stratagem._parameter_server.checkpoints.saving import Contents, Series, latest_base
-from stratagem_proto.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from stratagem_proto.programs.optimizers import SlotName
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
@@ -87,7 +93,7 @@ class AloneCheckpoints:
         self._position, self._is_known = 0, False
         self._base, self._is_inside = 0, False
         self._counts = False
-        self._step_ran = False
+        self._step_ran = self._has_run = self._is_resumed = self._ended = False
 
     # How far the program is.
 
@@ -102,6 +108,7 @@ class AloneCheckpoints:
 
     def ran(self) -> None:
         """Note that something has run, which the variables contain."""
+        self._has_run = True
         if self._is_inside and not self._step_ran:
             self._step_ran = True
             self._position += 1
@@ -120,12 +127,27 @@ class AloneCheckpoints:
         base, self._is_inside, self._counts = self._base, True, True
         try:
             while self._position < base + stop:
+                if self._ended:
+                    raise FailedPreconditionError(ENDED)
                 self._position, self._step_ran = max(self._position, base), False
                 yield self._position - base
                 if not self._step_ran:
                     self._position += 1
         finally:
             self._base, self._is_inside = base + stop, False
+
+    def require_counted(self, optimizer: str) -> None:
+        """Check that an optimizer steps where its step is counted, if it has to be.
+
+        Raises:
+            FailedPreconditionError: The program has resumed, and this is in no loop over `steps`.
+        """
+        if self._is_resumed and not self._is_inside:
+            raise FailedPreconditionError(
+                f"{optimizer} steps outside of a loop over strategy.steps(), and the program has "
+                "called resume(): once it is started again, nobody would know of this step, and it "
+                "would be taken again. Loop over strategy.steps() wherever an optimizer steps"
+            )
 
     # Saving and restoring.
 
@@ -135,10 +157,12 @@ class AloneCheckpoints:
         state: State,
         series: Series,
         extra: Mapping[str, Any],
+        ended: bool = False,
     ) -> Future[None]:
         """Save a state, which nobody changes from now on, as a checkpoint of a folder."""
-        contents = Contents(state, extra, 1)
+        contents = Contents(state, extra, 1, ended)
         states = {**self._states, **({STEPS: self._position} if self._counts else {})}
+        self._has_run = True
         workers = {"count": 1, "states": {TASK: json.loads(states_as_json(states))}}
         key = CHECKPOINT_KEY_FILE.from_environment()
         work = partial(_save, absolute_place(path), contents, series, workers, key)
@@ -150,7 +174,11 @@ class AloneCheckpoints:
         load: Callable[[State], RestoreStatus],
     ) -> RestoreStatus:
         """Have a checkpoint of a folder loaded, and go on where it was saved."""
-        checkpoint = open_checkpoint(place_of(path), policy_of_environment())
+        return self._restore(open_checkpoint(place_of(path), policy_of_environment()), load)
+
+    def _restore(
+        self, checkpoint: Checkpoint, load: Callable[[State], RestoreStatus]
+    ) -> RestoreStatus:
         index = checkpoint.index
         known, count = index.workers.get("states", {}), index.workers.get("count", 0)
         states: dict[str, Any] = {}
@@ -177,7 +205,63 @@ class AloneCheckpoints:
         for name in self._registered.keys() & states.keys():
             self._registered[name].load_state_dict(self._deferred.pop(name))
             self._states[name] = states[name]
+        self._has_run = True
         return RestoreStatus(status._deferred, status.missing, index.extra, position or 0)
+
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        begin: Callable[[], object] | None,
+        load: Callable[[State], RestoreStatus],
+        state: Callable[[], State],
+    ) -> Resumption:
+        """Go on with the latest checkpoint of a folder, or begin; see `resume` of the strategy."""
+        if self._has_run or self._is_known or self._is_resumed:
+            raise FailedPreconditionError(
+                "this program has called restore(), save() or resume(), or trained before "
+                "resume(), and would lose that; call resume() once, first after the model and its "
+                "optimizers were made, and load other initial values in its `begin`"
+            )
+        folder, extra = "", dict[str, Any]()
+        try:
+            checkpoint = open_checkpoint(place_of(path), policy_of_environment())
+        except NotFoundError:
+            if begin is not None:
+                begin()
+        else:
+            folder, extra = str(checkpoint.folder), dict(checkpoint.index.extra)
+            self._require_resumable(checkpoint)
+            self._restore(checkpoint, load).assert_consumed()
+            self._ended = checkpoint.index.ended
+        self._is_known = self._counts = self._is_resumed = True
+
+        def finish(last: Mapping[str, Any], keep: int) -> None:
+            if self._is_inside:
+                raise FailedPreconditionError(
+                    "finish() is called within a loop over strategy.steps(), whose steps would be "
+                    "left out; call it behind the loop"
+                )
+            if not self._ended:
+                self.save(path, state(), Series(keep, incremental=False), last, True).result()
+                self._ended = True
+
+        return Resumption(folder, extra, self._position, self._ended, finish)
+
+    def _require_resumable(self, checkpoint: Checkpoint) -> None:
+        workers, place = checkpoint.index.workers, str(checkpoint.folder)
+        if workers and workers["count"] != 1:
+            raise FailedPreconditionError(
+                f"{place!r} was saved by {workers['count']} workers, and this program is alone, so "
+                "that its share of the data is another; start as many, or go on with it by "
+                "strategy.restore(), and say where to begin: strategy.steps(stop, start=...)"
+            )
+        states = list(workers.get("states", {}).values())
+        if workers and not (states and STEPS in states[0]):
+            raise FailedPreconditionError(
+                f"{place!r} does not say how many steps its program had taken, since that did not "
+                "count them; go on with it by strategy.restore(), and say where to begin: "
+                "strategy.steps(stop, start=...)"
+            )
 
 
 def _save(
@@ -199,7 +283,7 @@ def _save(
         index = Index.of_parts([part], {}, contents.extra, workers, beside)
         now = time.time_ns() // 1_000_000
         published = Published(now, secrets.token_bytes(SESSION_ID_BYTES), now)
-        new.commit(replace(index, published=published), series.keep, key)
+        new.commit(replace(index, published=published, ended=contents.ended), series.keep, key)
     except BaseException:
         new.abandon()
         raise

@@ -177,7 +177,7 @@ class ClusterCheckpoints:
         restorer.tell(self._told)
         missing = self._require_fit(restorer, strict)
         if not self._has_others:
-            self.counter.require_positions(self._workers_of(restorer))
+            self.counter.require_positions(restorer.workers)
             return self._restored(restorer, missing)
         if self._is_in_run:
             raise FailedPreconditionError(
@@ -356,7 +356,7 @@ class ClusterCheckpoints:
         restorer = ClusterRestorer(self._store, path, self._membership)
         restorer.tell(self._told)
         missing = self._require_fit(restorer, strict)
-        self.counter.require_positions(self._workers_of(restorer))
+        self.counter.require_positions(restorer.workers)
         return restorer, missing
 
     def _require_fit(self, restorer: ClusterRestorer, strict: bool) -> Sequence[str]:
@@ -371,7 +371,7 @@ class ClusterCheckpoints:
         missing: Sequence[str],
         meet: Callable[[], None] = lambda: None,
     ) -> RestoreStatus:
-        workers = self._workers_of(restorer)
+        workers = restorer.workers
         with self.counter.left():
             restorer.restore(self._variables, self._positions(workers))
         if self._membership.creates:
@@ -385,14 +385,6 @@ class ClusterCheckpoints:
         self.counter.restored()
         position = workers.get("states", {}).get(self._membership.name, {}).get(STEPS, 0)
         return RestoreStatus(restorer, missing, restorer.checkpoint.index.extra, position)
-
-    def _workers_of(self, restorer: ClusterRestorer) -> Mapping[str, Any]:
-        """Return the states of workers in a checkpoint; of a single one, whatever it is called."""
-        workers = restorer.checkpoint.index.workers
-        states = workers.get("states", {})
-        if workers.get("count") == len(states) == self._membership.num_training_tasks == 1:
-            return {**workers, "states": {self._membership.name: next(iter(states.values()))}}
-        return workers
 
     def _positions(self, workers: Mapping[str, Any]) -> list[TaskPosition]:
         """Return how far tasks were in a checkpoint, if it was saved by as many."""

@@ -39,7 +39,7 @@ COUNTS_OR_COORDINATES = (
 )
 
 
-_ENDED = (
+ENDED = (
     "the run has ended, and an ended run takes no more steps: look at the `ended` of what resume() "
     "has returned, and train on in another folder, whose `begin` loads what this run has saved"
 )
@@ -340,7 +340,7 @@ class StepCounter:
         try:
             while self.position < base + stop:
                 if self.ended:
-                    raise FailedPreconditionError(_ENDED)
+                    raise FailedPreconditionError(ENDED)
                 number = max(self.position, base) + 1
                 self._begin(number)
                 yield number - base - 1

@@ -183,6 +183,15 @@ class ClusterRestorer:
                 "or give resume() another folder"
             )
 
+    @property
+    def workers(self) -> Mapping[str, Any]:
+        """The states of workers in the checkpoint; of a single one, whatever it was called."""
+        workers = self._checkpoint.index.workers
+        states = workers.get("states", {})
+        if workers.get("count") == len(states) == self._membership.num_training_tasks == 1:
+            return {**workers, "states": {self._membership.name: next(iter(states.values()))}}
+        return workers
+
     def position_of_task(self) -> int:
         """Return how many steps of a program that resumes this task had taken.
 
@@ -190,7 +199,7 @@ class ClusterRestorer:
             FailedPreconditionError: It was saved by another number of workers, or by a program that
                 does not count its steps.
         """
-        workers, name = self._checkpoint.index.workers, self._membership.name
+        workers, name = self.workers, self._membership.name
         tasks, states = self._membership.num_training_tasks, workers.get("states", {})
         if workers and workers["count"] != tasks:
             raise FailedPreconditionError(
