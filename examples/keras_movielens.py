@@ -50,7 +50,7 @@ def vectors(rows: int, dim: int, name: str) -> Any:
     return layers.Embedding(rows, dim, start, activity_regularizer=small, name=name)
 
 
-def build() -> Any:
+def build(epochs: int) -> Any:
     """A compiled model of (user, film) pairs."""
     ids = keras.Input([2], dtype="int32")
     user, film = ids[:, 0], ids[:, 1]
@@ -59,37 +59,37 @@ def build() -> Any:
     bias = vectors(USERS, 1, "user_bias")(user) + vectors(FILMS, 1, "film_bias")(film)
     model = keras.Model(ids, layers.Rescaling(1.0, offset=3.53)(affinity + bias))
     error = keras.metrics.RootMeanSquaredError("rmse")
-    steps = EPOCHS * (100_000 - HELD_OUT) // BATCH  # of all workers
+    steps = epochs * (100_000 - HELD_OUT) // BATCH  # of all workers
     rate = keras.optimizers.schedules.CosineDecay(RATE, steps)
     model.compile(keras.optimizers.Adam(rate), loss="mse", metrics=[error])
     return model
 
 
-def fit(model: Any, ratings: Any, held_out: Any) -> float:
+def fit(model: Any, ratings: Any, held_out: Any, epochs: int) -> float:
     """Train a model; return its error on what was held out."""
     pairs, stars = ratings[:, :2], ratings[:, 2:].astype("float32")
-    model.fit(pairs, stars, batch_size=BATCH, epochs=EPOCHS, verbose=2)
+    model.fit(pairs, stars, batch_size=BATCH, epochs=epochs, verbose=2)
     predicted = model.predict(held_out[:, :2], batch_size=4000, verbose=0).clip(1, 5)
     return float(np.sqrt(np.mean((predicted - held_out[:, 2:]) ** 2)))
 
 
-def train_plainly(seed: int = 0) -> float:
+def train_plainly(seed: int = 0, epochs: int = EPOCHS) -> float:
     """Train by Keras alone; return the error on the held-out ratings."""
     keras.utils.set_random_seed(seed)
     held_out, ratings = load_ratings()
-    model = build()
-    return fit(model, ratings, held_out)
+    model = build(epochs)
+    return fit(model, ratings, held_out, epochs)
 
 
-def train_on_servers(resolver: ClusterResolver, seed: int = 0) -> float:
+def train_on_servers(resolver: ClusterResolver, seed: int = 0, epochs: int = EPOCHS) -> float:
     """One worker's whole program; return the error on the held-out ratings."""
     strategy = stratagem.ParameterServerStrategy(resolver)
     keras.utils.set_random_seed(1000 * seed + (resolver.task_id or 0))
     held_out, ratings = load_ratings()
-    model = build()
+    model = build(epochs)
     prepare(strategy, model, lazy=True)
     ratings = ratings[part(strategy, ratings).indices]
-    return fit(model, ratings, held_out)
+    return fit(model, ratings, held_out, epochs)
 
 
 def main() -> None:
