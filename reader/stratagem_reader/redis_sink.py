@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -256,7 +257,10 @@ class RedisSink:
             self._require_all_there(pipe, present)
             for name, one in found:
                 self._complete(pipe, name, one)
-            written = [name for name, value in after.dense.items() if value.write(changes)]
+            commits = {name: value.writes(changes) for name, value in after.dense.items()}
+            written = [name for name, some in commits.items() if some]
+            for commit in chain.from_iterable(commits.values()):
+                commit()
             pipe.multi()
             for name, one in found:
                 for keys in _runs(one.gone, 8):
@@ -286,7 +290,7 @@ class RedisSink:
             as_bytes(one.rows[done : done + len(keys)])[:] = data
             done += len(keys)
 
-    def _put_whole(self, present: _Present, after: _Present, changes: Mapping[str, Change]) -> None:
+    def _put_whole(self, present: _Present, after: _Present, changes: dict[str, Change]) -> None:
         """Write all beside what is there, in pieces, then rename it."""
         staged: dict[str, str] = {}
         nothing = torch.empty(0, dtype=torch.int64)
@@ -302,7 +306,7 @@ class RedisSink:
                         _queue_rows(pipe, beside, one, sends=True)
                         _queue_positions(pipe, keys, one, sends=True)
             for name, value in after.dense.items():
-                value.write(changes)
+                value.begin(changes)
                 beside = staged[self._value(name)] = self._beside(self._value(name))
                 self._client.set(beside, bytes(as_bytes(value.value)))
             self._switch(present, after, staged)

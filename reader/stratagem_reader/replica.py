@@ -47,13 +47,22 @@ class DenseValue:
             name: rows.select(value) if value.dim() else value for name, rows in self.rows.items()
         }
 
-    def write(self, changes: Mapping[str, Change]) -> bool:
-        """Write what a version changes, and return whether that is anything."""
+    def begin(self, changes: dict[str, Change]) -> None:
+        """Take what was read, before anybody has this value; it takes no memory twice then."""
+        if len(self.pieces) == 1:
+            (piece,) = self.pieces
+            self.hold(changes[piece].values)
+            return
+        for piece, view in self.pieces.items():
+            view.copy_(changes[piece].values)
+            changes[piece] = replace(changes[piece], values=view)
+
+    def writes(self, changes: Mapping[str, Change]) -> list[Commit]:
+        """Return what writes what a version changes; nothing if that is nothing."""
         found = [(view, changes[piece]) for piece, view in self.pieces.items()]
-        found = [(view, one) for view, one in found if one.numbers is None or len(one.numbers)]
-        for view, change in found:
-            _writing(view, change)()
-        return bool(found)
+        return [
+            _writing(view, one) for view, one in found if one.numbers is None or len(one.numbers)
+        ]
 
     @property
     def form(self) -> object:
@@ -349,19 +358,17 @@ class Replica:
         return Prepared(version, layout, commits, changes, is_whole)
 
     def _commits(
-        self, layout: Layout, changes: Mapping[str, Change], files: Mapping[str, str]
+        self, layout: Layout, changes: dict[str, Change], files: Mapping[str, str]
     ) -> list[Commit]:
         commits: list[Commit] = []
         for name, dense in layout.dense.items():
             is_new = self._layout.dense.get(name) is not dense
-            for piece, view in [*dense.pieces.items()]:
-                change = changes[piece]
-                self._require_whole(change, is_new, files[piece])
-                if is_new and len(dense.pieces) == 1:
-                    # Nobody has it yet. What was read becomes the value, and takes no memory twice.
-                    dense.hold(change.values)
-                elif change.numbers is None or len(change.numbers):
-                    commits.append(_writing(view, change))
+            for piece in dense.pieces:
+                self._require_whole(changes[piece], is_new, files[piece])
+            if is_new:
+                dense.begin(changes)
+            else:
+                commits += dense.writes(changes)
         for name, table in layout.tables.items():
             is_new = self._layout.tables.get(name) is not table
             for part in table.parts:

@@ -323,7 +323,7 @@ def edited(root: Path, number: int, **facts: object) -> None:
 def test_a_newer_format_is_refused_at_once(tmp_path: Path) -> None:
     write(tmp_path / "run", 1.0)
     edited(tmp_path / "run", 1, format=99)
-    with pytest.raises(FailedPreconditionError, match=r"has format 99.*install a later one"):
+    with pytest.raises(FailedPreconditionError, match=r"has format 99.*or a later one"):
         Reader(tmp_path / "run", timeout=_SECONDS)
 
 
