@@ -225,7 +225,8 @@ class ParameterServer(RpcServer):
 
     def _end_leases(self) -> None:
         for session in self._state.end_leases():
-            self._log.warning("lease ended", peer=session.label)
+            told = "a client was silent for longer than its lease, and its session has ended"
+            self._log.warning(told, client=session.label)
         for kept in (self._persistence, self._replicated):
             if kept is not None:
                 kept.tend()

@@ -253,9 +253,9 @@ class LookupClient:
                 if isinstance(failure, SessionLostError):
                     self._forget(session)
                 elif not is_transient(error):
-                    raise failure from error
+                    raise failure from None
                 if self._closed or left <= pause:
-                    raise self._unanswered(failure) from error
+                    raise self._unanswered(failure) from None
                 time.sleep(0.0 if isinstance(failure, SessionLostError) else pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

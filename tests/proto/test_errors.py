@@ -75,6 +75,16 @@ def test_a_failure_below_our_servers_names_peer_and_method() -> None:
         raise FailedCall()
 
 
+def test_a_server_that_is_away_is_told_without_the_words_of_the_library() -> None:
+    refused = r"^Read on ps:0: no connection could be made: Connection refused$"
+    with (
+        grpc.insecure_channel("127.0.0.1:1") as channel,
+        pytest.raises(errors.UnavailableError, match=refused),
+        status.translated("ps:0", "Read"),
+    ):
+        channel.unary_unary("/service/Read")(b"", timeout=30)
+
+
 def test_a_failure_of_our_servers_keeps_its_own_words() -> None:
     detail = ErrorDetail(error="SessionLostError", task="/job:ps/task:0")
     call = FailedCall((status.DETAIL_KEY, detail.SerializeToString()))

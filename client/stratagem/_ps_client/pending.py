@@ -112,10 +112,11 @@ class Retries:
         """
         cause = error.__cause__
         if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
-            raise error
+            # Whoever reads a traceback begins with what happened, not with how it came here.
+            raise error from None
         if isinstance(error, ResourceExhaustedError):
             if not has_room:
-                raise error
+                raise error from None
         elif run is not None and not isinstance(error, NotPrimaryError):
             self._lost_runs |= {run}
 
@@ -129,7 +130,7 @@ class Retries:
         if self._give_up_at is None:
             self._give_up_at = now + self._seconds
         if now >= self._give_up_at or not self.allowed:
-            raise self._unanswered(error) from error
+            raise self._unanswered(error) from None
         # Twice as long each time.
         pause = min(_FIRST_PAUSE_SECONDS * (1 << min(self._failures, 10)), self._longest)
         self._failures += 1
@@ -158,7 +159,9 @@ class Retries:
     def _unanswered(self, error: StratagemError) -> StratagemError:
         tried = f"{error.message}; {self._trials}"
         if isinstance(error, ResourceExhaustedError):
-            return ResourceExhaustedError(f"{self._request.method} on {self._peer}: {tried}")
+            full = ResourceExhaustedError(f"{self._request.method} on {self._peer}: {tried}")
+            full.retry_seconds = error.retry_seconds
+            return full
         cls: type[StratagemError] = UnavailableError
         if isinstance(error, DeadlineExceededError):
             cls = DeadlineExceededError
@@ -384,7 +387,7 @@ class Pending(Generic[Result]):
                 raise CancelledError(
                     f"{self._request.method} on {self._route.peer}: the strategy was "
                     f"closed before the answer came{self._retries.doubt}"
-                ) from error
+                ) from None
             if not self._retries.has_failed and self._deadlines.connect:
                 self._await("", self._deadlines.connect)
             if self._wait is not None:

@@ -157,11 +157,11 @@ class WorkStream:
         except StratagemError as error:
             self.end(error)
             if late.is_set():
-                raise self._unanswered(seconds) from error
+                raise self._unanswered(seconds) from None
             if isinstance(error, CancelledError):
-                raise UnavailableError(f"{self.peer} is shutting down") from error
+                raise UnavailableError(f"{self.peer} is shutting down") from None
             if isinstance(error, UnimplementedError):
-                raise self._no_worker() from error
+                raise self._no_worker() from None
             raise
         finally:
             patience.cancel()

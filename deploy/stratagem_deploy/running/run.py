@@ -176,13 +176,23 @@ class RunCredentials:
 _ROUTINE_LEVELS = {"debug", "info"}
 
 
-def is_routine(line: str) -> bool:
-    """Return whether a line is only interesting after a failure."""
+# What a terminal shows beside the line, or nobody needs there.
+_BESIDE = {"event", "level", "task", "server", "timestamp", "exception"}
+
+
+def for_people(line: str) -> Sequence[str]:
+    """Return what a line of a server says, in lines for a terminal; none if it is routine."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
-        return False
-    return isinstance(record, dict) and record.get("level") in _ROUTINE_LEVELS
+        return [line]
+    if not isinstance(record, dict) or "level" not in record:
+        return [line]
+    if record["level"] in _ROUTINE_LEVELS:
+        return []
+    details = ", ".join(f"{key} {said}" for key, said in record.items() if key not in _BESIDE)
+    told = f"{record['event']}: {details}" if details else str(record["event"])
+    return [told, *str(record.get("exception", "")).splitlines()]
 
 
 class RunServers:
@@ -302,8 +312,8 @@ class RunServers:
         show, verbose = self._display.of_server(command.name, command.task), self._options.verbose
 
         def show_log(line: str) -> None:
-            if verbose or not is_routine(line):
-                show(line)
+            for shown in [line] if verbose else for_people(line):
+                show(shown)
 
         process = ServerProcess(command, show=show_log, on_end=self._on_end)
         self._processes.append(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -137,10 +138,16 @@ def failed_handshake(details: str) -> str:
     return next(found, "")
 
 
+_UNREACHED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+: "
+    r"(?:Failed to connect to remote host: )?"
+)
+
+
 def hinted(details: str) -> str:
     """Return what gRPC says of a connection, with a hint where a certificate may be the reason."""
     hint = _HINT if all(words in details for words in _HUNG_UP) else ""
-    return details + hint
+    return _UNREACHED.sub("no connection could be made: ", details) + hint
 
 
 DETAIL_KEY = "stratagem-error-bin"
@@ -265,7 +272,7 @@ def translated(peer: str, method: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, peer, method) from error
+        raise from_rpc_error(error, peer, method) from None
 
 
 class CallError(grpc.RpcError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from traceback import format_exception
 
 import pytest
 import torch
@@ -57,8 +58,9 @@ def test_requests_fare_the_same_over_both_transports(
         endless = replace(barrier("lonely", 0, 2, wait=60), wait=0.0)
         brief = replace(connection.deadlines, call=0.1, connect=0.0)
         connection.deadlines = brief
-        with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0"):
+        with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0") as late:
             connection.call(endless)
+        assert "".join(format_exception(late.value)).count("Traceback") == 1
 
 
 def test_a_server_may_be_told_to_speak_grpc_only() -> None:
