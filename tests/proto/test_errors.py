@@ -82,7 +82,8 @@ def test_a_server_that_is_away_is_told_without_the_words_of_the_library() -> Non
         pytest.raises(errors.UnavailableError, match=refused),
         status.translated("ps:0", "Read"),
     ):
-        channel.unary_unary("/service/Read")(b"", timeout=30)
+        read: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/service/Read")
+        read(b"", timeout=30)
 
 
 def test_a_failure_of_our_servers_keeps_its_own_words() -> None:
