@@ -216,8 +216,8 @@ sbom: dist ## List what an installed wheel consists of, in build/sbom.
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels, with hashes.
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes,tls]"
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) --no-deps recbole
-	$(HASHED) "stratagem[kubernetes,tls]" > $(WHEELS)/server.txt
-	$(HASHED) "stratagem[examples,kubernetes,tls]" > $(WHEELS)/worker.txt
+	$(HASHED) "stratagem[deltas,kubernetes,tls]" > $(WHEELS)/server.txt
+	$(HASHED) "stratagem[deltas,examples,kubernetes,tls]" > $(WHEELS)/worker.txt
 	$(HASHED) --no-deps recbole >> $(WHEELS)/worker.txt
 
 images: wheels deploy/compose/token ## Build the images of servers and workers.

@@ -16,6 +16,7 @@ from stratagem_psserver.environment import LARGE_BYTES
 from stratagem_psserver.tables.table import KEY_CHANGED, VALUE_CHANGED
 from stratagem_psserver.variables.snapshots import Snapshot, SnapshotValue, WholeValue, runs_of
 from stratagem_psserver.variables.store import Variable
+from stratagem_storage.checkpoint.deltas import LEAST_BYTES, Delta, delta_between
 from stratagem_storage.checkpoint.entries import (
     KEYS,
     NUMBER_BYTES,
@@ -74,6 +75,31 @@ class PublishedVersion:
             self.values.append(WholeValue(tensor))
             self.own[spec.name] = tensor
         self.link.nbytes = sum(nbytes_of(each.tensor) for each in self.contents)
+
+    @cached_property
+    def dense(self) -> Mapping[str, torch.Tensor]:
+        """The values that are no rows of tables, by name; those of the publisher, too."""
+        both = zip(self.contents, self.values, strict=True)
+        return {
+            content.spec.name: value.value
+            for content, value in both
+            if isinstance(value, WholeValue)
+        }
+
+    def bases_of(self, later: PublishedVersion) -> dict[str, torch.Tensor]:
+        """Return the values that a later version can have a delta to; while nothing is applied.
+
+        A value that has changed since has got other memory before, so nobody writes to these any
+        more, whether or not this version is kept.
+        """
+        return {
+            name: value
+            for name, value in self.dense.items()
+            if value.nbytes >= LEAST_BYTES
+            and (other := later.dense.get(name)) is not None
+            and (value.dtype, value.shape) == (other.dtype, other.shape)
+            and value.data_ptr() != other.data_ptr()
+        }
 
 
 @dataclass(frozen=True)
@@ -150,6 +176,7 @@ class NextIncrement:
         before: What is known of the version before.
         own: The values of its publisher, by name.
         changes: What has changed in each table since, as by `Table.publish`.
+        bases: The dense values of the version before that later ones have left, by name.
     """
 
     task: int
@@ -157,12 +184,13 @@ class NextIncrement:
     before: KnownVersion
     own: Mapping[str, torch.Tensor]
     changes: Mapping[str, torch.Tensor | None]
+    bases: Mapping[str, torch.Tensor]
 
     @property
     def nbytes(self) -> int:
         """Return about how many bytes the increment goes through."""
         tables = [each for each in self.changes.values() if each is not None]
-        if sum(map(len, tables)) > _LOOKED_UP_ROWS:
+        if self.bases or sum(map(len, tables)) > _LOOKED_UP_ROWS:
             return LARGE_BYTES
         nbytes = 0
         for content in self.version.contents:
@@ -174,14 +202,21 @@ class NextIncrement:
 
     def increment(self) -> Increment:
         """Make it; on any thread."""
-        values = self.version.values
-        contents = [replace(each, changed=self._changed(each)) for each in self.version.contents]
+        contents, values = list[Content](), self.version.values
+        for content in self.version.contents:
+            changed = self._changed(content)
+            delta = self._delta(content) if changed is None else None
+            contents.append(replace(content, changed=changed, delta=delta))
         part = Part(part_name(self.task), contents)
         blocks = [bytes(block) for block in part.blocks(written_values(contents, values))]
         link = VersionLink(previous=self.before.version, previous_cut=self.before.cut)
         link.MergeFrom(self.version.link)
         link.nbytes = part.nbytes
         return Increment(link, part.file().encoded(), blocks)
+
+    def _delta(self, content: Content) -> Delta | None:
+        base, values = self.bases.get(content.spec.name), self.version.dense
+        return None if base is None else delta_between(base, values[content.spec.name])
 
     def _changed(self, content: Content) -> torch.Tensor | None:
         """Return the numbers of the rows that may differ; None for all."""

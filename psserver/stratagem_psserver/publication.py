@@ -24,13 +24,12 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
-from stratagem_proto.v1.checkpoint_pb2 import SavedPart, SavedTensor
+from stratagem_proto.v1.checkpoint_pb2 import SavedTensor
 from stratagem_proto.v1.publication_pb2 import (
     PublishHeader,
     ReadVersionResponse,
     VersionEnd,
     VersionLink,
-    VersionPart,
 )
 from stratagem_proto.v1.status_pb2 import Budget, PublicationStatus
 from stratagem_psserver.environment import LARGE_BYTES, Clock, Compute
@@ -47,18 +46,26 @@ from stratagem_psserver.variables.snapshots import Snapshots
 from stratagem_psserver.variables.store import VariableStore
 from stratagem_psserver.waiting import Waits
 from stratagem_rpc.server_log import LOG
+from stratagem_storage.checkpoint.deltas import HAS_DELTAS
 from stratagem_storage.checkpoint.entries import KEYS
 from stratagem_storage.checkpoint.folder import part_name
-from stratagem_storage.checkpoint.parts import Content, Part, require_storable
-
-FORMAT = 1
-"""The form of the files that are sent; docs/architecture/publication.md describes it."""
+from stratagem_storage.checkpoint.parts import (
+    Content,
+    Part,
+    has_deltas,
+    head_of_stream,
+    require_storable,
+)
 
 PUBLICATION = "publication"
 """The subject of waits for versions."""
 
 MAX_STREAMS = 8
 """The most parts that are sent at a time. Each that is whole can need the memory of all values."""
+
+# Deltas take longer than whole values. Where so many increments wait to be made, a further one has
+# none, so that the values that they begin with do not pile up.
+_MOST_UNMADE = 2
 
 # A reader that has taken nothing for so long no longer has the values of an older version kept.
 _STALLED_SECONDS = 60.0
@@ -96,7 +103,7 @@ class Publication:
         self._versions: list[PublishedVersion] = []
         self._increments: OrderedDict[int, Increment] = OrderedDict()
         self._making: asyncio.Future[None] | None = None
-        self._streams = 0
+        self._streams = self._unmade = 0
         self.listed = 0
 
     @property
@@ -189,10 +196,13 @@ class Publication:
             former.is_latest = False
         self._versions.append(version)
         self.tend(None)
-        step = NextIncrement(
-            self._settings.task, version, before, former.own if former else {}, changes
-        )
+        bases: Mapping[str, torch.Tensor] = {}
+        if former is not None and HAS_DELTAS and self._unmade < _MOST_UNMADE:
+            bases = former.bases_of(version)
+        own = former.own if former is not None else {}
+        step = NextIncrement(self._settings.task, version, before, own, changes, bases)
         version.users += 1
+        self._unmade += 1
         self._making = asyncio.ensure_future(self._make(step, self._making))
 
     async def _make(self, step: NextIncrement, earlier: asyncio.Future[None] | None) -> None:
@@ -212,6 +222,7 @@ class Publication:
                 "no increment", task=self._settings.label, version=link.version, why=str(error)
             )
         finally:
+            self._unmade -= 1
             self._leave(version)
         self.listed = max(self.listed, link.version)
         self._waits.changed(PUBLICATION)
@@ -260,9 +271,10 @@ class Publication:
 
     # Reading.
 
-    def links(self) -> Sequence[VersionLink]:
-        """Return what can be sent, by ascending versions."""
-        links = [each.link for each in self._increments.values()]
+    def links(self, takes_deltas: bool) -> Sequence[VersionLink]:
+        """Return what can be sent, by ascending versions; to some nothing with deltas can."""
+        increments = self._increments.values()
+        links = [each.link for each in increments if takes_deltas or not has_deltas(each.file)]
         latest = self._versions[-1] if self._versions else None
         if latest is not None and latest.link.version == self.listed:
             links.append(latest.link)
@@ -314,7 +326,7 @@ class Publication:
         try:
             if wanted.previous:
                 found = self._increment(wanted)
-                yield _head(found.link, found.file)
+                yield head_of_stream(found.link, found.file)
                 for block in found.blocks:
                     yield ReadVersionResponse(data=block)
                 yield ReadVersionResponse(end=VersionEnd(blocks=found.file.blocks))
@@ -334,7 +346,7 @@ class Publication:
             link = VersionLink()
             link.CopyFrom(version.link)
             link.nbytes = part.nbytes
-            yield _head(link, part.file().encoded())
+            yield head_of_stream(link, part.file().encoded())
             runs = map(bytes, part.blocks(written_values(version.contents, version.values)))
             # The last thread that has made a block may be done with it after the reader has gone.
             while block := await self._compute.run(partial(next, runs, b""), LARGE_BYTES):
@@ -375,8 +387,3 @@ def _is_meant(link: VersionLink, wanted: VersionLink) -> bool:
 
 def _names(tensors: Iterable[SavedTensor | Content]) -> Iterator[str]:
     return (each.spec.name.removesuffix(KEYS) for each in tensors)
-
-
-def _head(link: VersionLink, file: SavedPart) -> ReadVersionResponse:
-    described = SavedPart(name=file.name, nbytes=link.nbytes, tensors=file.tensors)
-    return ReadVersionResponse(part=VersionPart(link=link, format=FORMAT, file=described))

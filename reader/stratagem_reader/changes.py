@@ -10,9 +10,10 @@ import torch
 
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.rows import put, set_rows
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_UINT8, TensorSpec
 from stratagem_proto.wire.tensors import allocate, as_bytes
 from stratagem_reader.source import Chain, Extent, Version, VersionPart, read_tensors
+from stratagem_storage.checkpoint.deltas import Delta, PatchedTensor
 from stratagem_storage.checkpoint.entries import (
     KEYS,
     TensorEntry,
@@ -31,16 +32,24 @@ class Change:
         entry: The tensor as it is in the version.
         values: The rows, of the tensor's shape if they are all.
         numbers: Which rows they are, int64, ascending; None for all.
+        deltas: What makes all rows of those of the version before, one after the other; empty if
+            that is not known.
     """
 
     entry: TensorEntry
     values: torch.Tensor
     numbers: torch.Tensor | None = None
+    deltas: tuple[Delta, ...] = ()
 
     @property
     def count(self) -> int:
         """How many rows the tensor has then."""
         return row_count(self.entry.tensor)
+
+    @property
+    def entry_of_whole(self) -> TensorEntry:
+        """The tensor as it is described where all of it is."""
+        return replace(self.entry, changed=None, delta=None)
 
     def require_fit(self, before: TensorSpec | None, where: str) -> None:
         """Check that it makes a whole tensor of what there was before.
@@ -65,7 +74,11 @@ class Change:
     def then(self, later: Change) -> Change:
         """Return the change that both make, one after the other."""
         if later.numbers is None:
-            return later
+            is_known = self.deltas or (self.numbers is not None and not len(self.numbers))
+            deltas = (*self.deltas, *later.deltas) if is_known and later.deltas else ()
+            return replace(later, deltas=deltas)
+        if self.deltas and not len(later.numbers):
+            return replace(self, entry=later.entry)
         if self.numbers is None:
             shape = tuple(later.entry.tensor.shape)
             values = self.values
@@ -74,7 +87,7 @@ class Change:
                 kept = min(shape[0], len(self.values))
                 values[:kept] = self.values[:kept]
             write_rows(values, later.numbers, later.values)
-            return replace(later, values=values, numbers=None)
+            return Change(later.entry, values)
         numbers, order = torch.cat([self.numbers, later.numbers]).sort(stable=True)
         # Of a row that both have, the later one's stands behind; rows may have gone since.
         is_last = torch.ones(len(numbers), dtype=torch.bool)
@@ -179,7 +192,9 @@ def write_rows(into: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) 
         set_rows(into, numbers, values)
 
 
-def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Change]:
+def changes_of(
+    chain: Chain, before: Mapping[str, TensorEntry], values: Mapping[str, torch.Tensor]
+) -> dict[str, Change]:
     """Read what leads to a version, and return what they change together, by tensor.
 
     All tensors that the part has in the last version are there, unchanged ones without rows.
@@ -187,9 +202,11 @@ def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Cha
     Args:
         chain: What leads to the version.
         before: The tensors that there are, by name.
+        values: Their values.
 
     Raises:
         DataLossError: Something is damaged, or does not continue what there is before it.
+        FailedPreconditionError: There are deltas, and the package is missing that reads them.
     """
     made: dict[str, Change] = {}
     present = {name: entry.tensor for name, entry in before.items()}
@@ -197,6 +214,10 @@ def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Cha
         read = dict(_read(part))
         for name, change in read.items():
             change.require_fit(present.get(name), part.name)
+            if change.entry.delta is not None:
+                is_alike = present.get(name) == change.entry.tensor
+                base = _value_before(made.get(name), values.get(name)) if is_alike else None
+                read[name] = change = _patched(change, base, part.name)
             if name in made:
                 read[name] = made[name].then(change)
         made = read
@@ -205,9 +226,12 @@ def changes_of(chain: Chain, before: Mapping[str, TensorEntry]) -> dict[str, Cha
 
 
 def all_changes(
-    version: Version, chains: Sequence[Chain], before: Mapping[str, TensorEntry]
+    version: Version,
+    chains: Sequence[Chain],
+    before: Mapping[str, TensorEntry],
+    values: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, Change], dict[str, str]]:
-    """Read what leads all parts to a version.
+    """Read what leads all parts to a version; the arguments are as of `changes_of`.
 
     Returns:
         What they change, and where that is from, for messages; by tensor.
@@ -217,7 +241,7 @@ def all_changes(
     """
     changes, files = dict[str, Change](), dict[str, str]()
     for chain in chains:
-        for name, change in changes_of(chain, before).items():
+        for name, change in changes_of(chain, before, values).items():
             if name in changes:
                 raise DataLossError(
                     f"two parts of version {version.number} have {name!r}", variable=name
@@ -233,8 +257,41 @@ def all_changes(
     return changes, files
 
 
+def _value_before(made: Change | None, present: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a value as what has been read so far leaves it; None if there is none."""
+    if made is None or made.numbers is None:
+        return present if made is None else made.values
+    if present is not None and len(made.numbers):
+        present = present.clone()
+        write_rows(present, made.numbers, made.values)
+    return present
+
+
+def _patched(change: Change, base: torch.Tensor | None, where: str) -> Change:
+    """Return a change whose values are a delta with those that this makes of the base."""
+    entry = change.entry
+    assert entry.delta is not None
+    if base is None:
+        raise DataLossError(
+            f"{where!r} has a delta of {entry.name!r}, which is not so in the version before",
+            variable=entry.name,
+        )
+    delta, data = Delta(change.values, entry.delta.base, entry.delta.made), as_bytes(base)
+
+    def read_base(begin: int, target: memoryview) -> None:
+        target[:] = data[begin : begin + len(target)]
+
+    patched = PatchedTensor(entry.tensor, entry.delta, delta.read, read_base, where)
+    values = allocate(entry.tensor)
+    patched.read(0, as_bytes(values))
+    return Change(entry, values, deltas=(delta,))
+
+
 def _read(part: VersionPart) -> Iterator[tuple[str, Change]]:
-    """Yield the names and changes of a part, all of whose bytes were checked."""
+    """Yield the names and changes of a part, all of whose bytes were checked.
+
+    The values of one with a delta are the bytes of that.
+    """
     found: list[Change] = []
     extents: dict[str, list[Extent]] = defaultdict(list)
     for entry in read_tensors(part).values():
@@ -243,6 +300,8 @@ def _read(part: VersionPart) -> Iterator[tuple[str, Change]]:
             numbers = torch.empty(entry.changed.count, dtype=torch.int64)
             tensor = some_rows(tensor, entry.changed.count)
             extents[entry.file].append((entry.changed.begin, as_bytes(numbers)))
+        if entry.delta is not None:
+            tensor = TensorSpec(dtype=DATA_TYPE_UINT8, shape=[entry.delta.nbytes])
         values = allocate(tensor)
         extents[entry.file].append((entry.begin, as_bytes(values)))
         found.append(Change(entry, values, numbers))

@@ -30,10 +30,9 @@ from stratagem_proto.wire.status import translated
 from stratagem_reader.source import Chain, Extent, Version
 from stratagem_rpc.channel import ANY_SERVER, Deadlines, LastingChannel
 from stratagem_rpc.proving import CHALLENGE, Proving
+from stratagem_storage.checkpoint.deltas import HAS_DELTAS
 from stratagem_storage.checkpoint.entries import Account, FileEntry, TensorEntry, TensorFile
-
-FORMAT = 1
-"""The form of a part that this release reads."""
+from stratagem_storage.checkpoint.parts import FORMAT
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["PublicationService"].full_name
 _CALL_SECONDS = 10.0
@@ -70,7 +69,10 @@ class _Server:
         def ask(channel: grpc.Channel) -> pb.ListVersionsResponse:
             asking = self._asking(channel, "ListVersions")
             request = pb.ListVersionsRequest(
-                asking=asking, after=after, wait_seconds=max(0.0, wait_seconds)
+                asking=asking,
+                after=after,
+                wait_seconds=max(0.0, wait_seconds),
+                takes_deltas=HAS_DELTAS,
             )
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
             call = channel.unary_unary(f"/{_SERVICE}/ListVersions")

@@ -99,6 +99,12 @@ class _Present:
         return [whole for whole in self.wholes.values() if isinstance(whole, WholeTable)]
 
     @property
+    def pieces(self) -> dict[str, torch.Tensor]:
+        """The tensors of the servers' parts that are no tables."""
+        found = [value.pieces for value in self.dense.values()]
+        return {name: piece for pieces in found for name, piece in pieces.items()}
+
+    @property
     def number(self) -> int:
         return 0 if self.version is None else self.version.number
 
@@ -211,8 +217,9 @@ class RedisSink:
     def _take(self, version: Version, present: _Present, since: Version | None) -> Version:
         reached, chains = self._source.chains(version, since)
         before = {} if since is None else present.entries
-        changes, _ = all_changes(reached, chains, before)
-        entries = {name: replace(one.entry, changed=None) for name, one in changes.items()}
+        values = {} if since is None else present.pieces
+        changes, _ = all_changes(reached, chains, before, values)
+        entries = {name: one.entry_of_whole for name, one in changes.items()}
         is_whole = since is None or forms_of(entries) != forms_of(present.entries)
         if not is_whole and self._is_much(changes):
             is_whole = True

@@ -351,8 +351,9 @@ class Replica:
         """
         self._require_same_training(version)
         before = {} if is_whole else self._layout.entries
-        changes, files = all_changes(version, chains, before)
-        entries = {name: replace(one.entry, changed=None) for name, one in changes.items()}
+        values = {} if is_whole else self.tensors_by_name()
+        changes, files = all_changes(version, chains, before, values)
+        entries = {name: one.entry_of_whole for name, one in changes.items()}
         layout = self._layout.following(entries, is_whole)
         commits = [*self._commits(layout, changes, files)]
         return Prepared(version, layout, commits, changes, is_whole)

@@ -28,7 +28,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import publication_pb2 as pb
 from stratagem_proto.v1.access_pb2 import ACTION_READ
-from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import SavedPart, StoredRows
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import PublicationStatus
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -41,12 +41,10 @@ from stratagem_rpc.server_log import LOG
 from stratagem_rpc.serving.access import Introduced
 from stratagem_rpc.serving.policy import Permissions
 from stratagem_rpc.serving.rpc_boundary import Handler, Make, Rpc, unary_method
-from stratagem_storage.checkpoint.entries import KEYS, TensorEntry, TensorFile
+from stratagem_storage.checkpoint.deltas import Delta, composed
+from stratagem_storage.checkpoint.entries import KEYS, TensorEntry
 from stratagem_storage.checkpoint.folder import part_name
-from stratagem_storage.checkpoint.parts import Content, Part
-
-FORMAT = 1
-"""The form of the files; docs/architecture/publication.md describes it."""
+from stratagem_storage.checkpoint.parts import Content, Part, has_deltas, head_of_stream
 
 MAX_STREAMS = 8
 """The most parts that are sent at a time."""
@@ -71,7 +69,7 @@ class _File:
     """
 
     link: pb.VersionLink
-    file: TensorFile
+    file: SavedPart
     blocks: Sequence[bytes]
 
 
@@ -210,7 +208,11 @@ class Republication:
             return answer
         answer.training, answer.latest = version.training, version.number
         with self._changing:
-            links = [each.full.link for each in self._increments.values()]
+            links = [
+                each.full.link
+                for each in self._increments.values()
+                if request.takes_deltas or not has_deltas(each.full.file)
+            ]
         answer.links.extend(link for link in links if link.version <= version.number)
         whole = pb.VersionLink(
             version=version.number,
@@ -267,10 +269,10 @@ class Republication:
         try:
             if wanted.previous:
                 found = self._found(wanted)
-                yield _head(found.link, found.file)
+                yield head_of_stream(found.link, found.file)
                 for block in found.blocks:
                     yield pb.ReadVersionResponse(data=block)
-                yield pb.ReadVersionResponse(end=pb.VersionEnd(blocks=found.file.file.blocks))
+                yield pb.ReadVersionResponse(end=pb.VersionEnd(blocks=found.file.blocks))
                 return
             async with aclosing(self._read_whole(wanted)) as messages:
                 async for message in messages:
@@ -303,7 +305,7 @@ class Republication:
             part = Part(part_name(0), contents)
             link = _link(whole.version, None)
             link.nbytes = part.nbytes
-            yield _head(link, part.file())
+            yield head_of_stream(link, part.file().encoded())
             blocks = map(bytes, part.blocks(values))
             while block := await loop.run_in_executor(self._threads, partial(next, blocks, b"")):
                 yield pb.ReadVersionResponse(data=block)
@@ -348,7 +350,7 @@ class Republication:
         try:
             version, tensors = replica.version, replica.tensors_by_name()
             assert version is not None
-            contents = [_content(entry, None) for entry in replica.entries.values()]
+            contents = [_content(entry) for entry in replica.entries.values()]
             values = [tensors[name].clone() for name in replica.entries]
             pin.require_valid()
             return _Whole(version, contents, values)
@@ -365,7 +367,7 @@ class Republication:
             contents, values, tensors = [], [], replica.tensors_by_name()
             for name, entry in replica.entries.items():
                 has_rows, value = _has_rows(entry), tensors[name]
-                contents.append(_content(_emptied(entry) if has_rows else entry, None))
+                contents.append(_content(_emptied(entry) if has_rows else entry))
                 values.append(value[:0] if has_rows else value.clone())
             pin.require_valid()
             return _Whole(version, contents, values)
@@ -386,23 +388,30 @@ class RepublicationSettings(Protocol):
 
 def _increment(prepared: Prepared, before: Version) -> _Increment:
     """Make what leads from the version before to one that was just put in place."""
-    changes = list(prepared.changes.values())
+    changes = [_with_one_delta(change) for change in prepared.changes.values()]
     thin = [_thinned(change) if _has_rows(change.entry) else change for change in changes]
     link = _link(prepared.version, before)
     return _Increment(_file(link, changes), _file(link, thin))
 
 
+def _with_one_delta(change: Change) -> Change:
+    delta = composed(change.deltas, change.entry.tensor)
+    return replace(change, deltas=() if delta is None else (delta,))
+
+
 def _file(link: pb.VersionLink, changes: Sequence[Change]) -> _File:
-    part = Part(part_name(0), [_content(change.entry, change.numbers) for change in changes])
-    values: list[torch.Tensor] = []
+    contents, values = list[Content](), list[torch.Tensor]()
     for change in changes:
+        delta = change.deltas[0] if change.deltas else None
+        contents.append(_content(change.entry, change.numbers, delta))
         values += [] if change.numbers is None else [change.numbers]
-        values.append(change.values)
+        values.append(change.values if delta is None else delta.data)
+    part = Part(part_name(0), contents)
     blocks = [bytes(block) for block in part.blocks(values)]
     own = pb.VersionLink()
     own.CopyFrom(link)
     own.nbytes = part.nbytes
-    return _File(own, part.file(), blocks)
+    return _File(own, part.file().encoded(), blocks)
 
 
 def _has_rows(entry: TensorEntry) -> bool:
@@ -413,8 +422,10 @@ def _thinned(change: Change) -> Change:
     return Change(_emptied(change.entry), change.values[:0], torch.empty(0, dtype=torch.int64))
 
 
-def _content(entry: TensorEntry, numbers: torch.Tensor | None) -> Content:
-    return Content(entry.spec, entry.version, entry.rows, numbers)
+def _content(
+    entry: TensorEntry, numbers: torch.Tensor | None = None, delta: Delta | None = None
+) -> Content:
+    return Content(entry.spec, entry.version, entry.rows, numbers, delta)
 
 
 def _emptied(entry: TensorEntry) -> TensorEntry:
@@ -439,10 +450,3 @@ def _link(version: Version, before: Version | None) -> pb.VersionLink:
 def _is_meant(link: pb.VersionLink, wanted: pb.ReadVersionRequest) -> bool:
     numbers = (link.version, link.previous) == (wanted.version, wanted.previous)
     return numbers and wanted.cut in (b"", link.cut)
-
-
-def _head(link: pb.VersionLink, file: TensorFile) -> pb.ReadVersionResponse:
-    described = file.encoded()
-    described.ClearField("blocks")
-    described.nbytes = link.nbytes
-    return pb.ReadVersionResponse(part=pb.VersionPart(link=link, format=FORMAT, file=described))

@@ -134,7 +134,7 @@ class StoreSink:
                     if name in tensors:
                         raise FailedPreconditionError(f"two parts of {part.name} have {name!r}")
                     tensors[name] = replace(entry, file=names[entry.file])
-            lacks = any(entry.changed is not None for entry in tensors.values())
+            lacks = any(entry.needs_base for entry in tensors.values())
             base = self._last.as_base if lacks and self._last is not None else None
             published = Published(
                 version.number, version.cut, int(version.published * 1000), version.training

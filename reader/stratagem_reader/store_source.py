@@ -137,7 +137,7 @@ class StoreSource:
 
 
 def _is_whole(part: StoredVersion) -> bool:
-    return all(entry.changed is None for entry in part.tensors.values())
+    return not any(entry.needs_base for entry in part.tensors.values())
 
 
 def version_of(checkpoint: Checkpoint) -> Version:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import torch
+import zstandard
 
 from stratagem_proto.errors import NotPrimaryError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import publication_pb2 as pb
 from stratagem_proto.v1.checkpoint_pb2 import SavedTensor
 from stratagem_proto.v1.session_pb2 import ROLE_READER, OpenSessionRequest, Role, Task
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.status import translated
+from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.server import ParameterServer
 from stratagem_rpc.channel import open_channel
 from stratagem_storage.checkpoint.entries import row_count, row_nbytes, stored_tensor
@@ -34,6 +39,7 @@ class Follower:
         version: The version that it has; 0 for none.
         taken: The links that it has taken.
         bytes: Of files that it has received.
+        deltas: The tensors that it has received as deltas.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Follower:
         self.contents: Contents = {}
         self.taken: list[pb.VersionLink] = []
         self.nbytes = 0
+        self.deltas: set[str] = set()
 
     def _asking(self, channel: grpc.Channel, method: str) -> OpenSessionRequest:
         asking = OpenSessionRequest(
@@ -56,7 +63,10 @@ class Follower:
     def list(self, after: int = 0, seconds: float = 0.0) -> pb.ListVersionsResponse:
         with open_channel(self.address) as channel, translated("the server", "ListVersions"):
             request = pb.ListVersionsRequest(
-                asking=self._asking(channel, "ListVersions"), after=after, wait_seconds=seconds
+                asking=self._asking(channel, "ListVersions"),
+                after=after,
+                wait_seconds=seconds,
+                takes_deltas=True,
             )
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
             call = channel.unary_unary(f"/{SERVICE}/ListVersions")
@@ -117,6 +127,7 @@ class Follower:
         self.contents = {
             each.spec.name: _taken(each, content, before) for each in part.file.tensors
         }
+        self.deltas |= {each.spec.name for each in part.file.tensors if each.HasField("delta")}
 
     @property
     def increments(self) -> int:
@@ -127,6 +138,9 @@ def _taken(described: SavedTensor, content: bytes, before: Contents) -> bytes:
     rows = described.rows if described.HasField("rows") else None
     tensor = stored_tensor(described.spec, rows)
     count, size = row_count(tensor), row_nbytes(tensor)
+    if described.HasField("delta"):
+        begin, nbytes = described.begin, described.delta.nbytes
+        return _patched(content[begin : begin + nbytes], before[described.spec.name], tensor)
     if not described.HasField("changed"):
         return content[described.begin : described.begin + count * size]
     changed = described.changed
@@ -143,6 +157,23 @@ def _taken(described: SavedTensor, content: bytes, before: Contents) -> bytes:
         begin = described.begin + place * size
         value[number * size : (number + 1) * size] = content[begin : begin + size]
     return bytes(value)
+
+
+def _patched(delta: bytes, base: bytes, tensor: TensorSpec) -> bytes:
+    """By the description on the page alone."""
+    pieces = [base[begin : begin + BLOCK] for begin in range(0, len(base), BLOCK)]
+    sizes = struct.unpack(f"<{len(pieces)}I", delta[: 4 * len(pieces)])
+    begin, itemsize, made = 4 * len(pieces), decode_dtype(tensor.dtype).itemsize, b""
+    for piece, size in zip(pieces, sizes, strict=True):
+        if not size:
+            made += piece
+            continue
+        data = zstandard.ZstdDecompressor().decompress(delta[begin : begin + size])
+        bits = np.frombuffer(data, np.uint8).reshape(itemsize, -1).T.reshape(-1)
+        made += (bits ^ np.frombuffer(piece, np.uint8)).tobytes()
+        begin += size
+    assert begin == len(delta) and len(made) == len(base)
+    return made
 
 
 def contents_of(server: ParameterServer) -> Contents:

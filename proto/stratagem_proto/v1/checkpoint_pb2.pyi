@@ -139,18 +139,30 @@ class SavedPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., nbytes: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[_Union[SavedTensor, _Mapping]]] = ..., state: _Optional[str] = ..., digests: _Optional[bytes] = ...) -> None: ...
 
 class SavedTensor(_message.Message):
-    __slots__ = ("spec", "begin", "version", "rows", "changed")
+    __slots__ = ("spec", "begin", "version", "rows", "changed", "delta")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     spec: _variable_pb2.VariableSpec
     begin: int
     version: int
     rows: StoredRows
     changed: ChangedRows
-    def __init__(self, spec: _Optional[_Union[_variable_pb2.VariableSpec, _Mapping]] = ..., begin: _Optional[int] = ..., version: _Optional[int] = ..., rows: _Optional[_Union[StoredRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ...) -> None: ...
+    delta: ByteDelta
+    def __init__(self, spec: _Optional[_Union[_variable_pb2.VariableSpec, _Mapping]] = ..., begin: _Optional[int] = ..., version: _Optional[int] = ..., rows: _Optional[_Union[StoredRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., delta: _Optional[_Union[ByteDelta, _Mapping]] = ...) -> None: ...
+
+class ByteDelta(_message.Message):
+    __slots__ = ("nbytes", "base", "made")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    base: int
+    made: int
+    def __init__(self, nbytes: _Optional[int] = ..., base: _Optional[int] = ..., made: _Optional[int] = ...) -> None: ...
 
 class ChangedRows(_message.Message):
     __slots__ = ("count", "begin")

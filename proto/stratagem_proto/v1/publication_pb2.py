@@ -29,7 +29,7 @@ from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor_
 from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/publication.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a#stratagem_proto/v1/checkpoint.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a!stratagem_proto/v1/variable.proto\"n\n\x0ePublishRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.stratagem_proto.v1.PublishHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa2\x01\n\rPublishHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x30\n\x06values\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x04\"\x11\n\x0fPublishResponse\"y\n\x0bVersionLink\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08previous\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x0c\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x04\x12\x14\n\x0cprevious_cut\x18\x06 \x01(\x0c\"r\n\x13ListVersionsRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"\xae\x01\n\x14ListVersionsResponse\x12\x10\n\x08training\x18\x01 \x01(\x0c\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06latest\x18\x04 \x01(\x04\x12.\n\x05links\x18\x05 \x03(\x0b\x32\x1f.stratagem_proto.v1.VersionLink\x12\x0b\n\x03now\x18\x06 \x01(\x04\"\x92\x01\n\x12ReadVersionRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08previous\x18\x03 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x04 \x01(\x0c\x12\x14\n\x0cwithout_rows\x18\x05 \x01(\x08\"\x8d\x01\n\x13ReadVersionResponse\x12/\n\x04part\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.VersionPartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.VersionEndH\x00\x42\x06\n\x04kind\"y\n\x0bVersionPart\x12-\n\x04link\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.VersionLink\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12+\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPart\"\x1c\n\nVersionEnd\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x07\x32\xdf\x02\n\x12PublicationService\x12\x62\n\x07Publish\x12\".stratagem_proto.v1.PublishRequest\x1a#.stratagem_proto.v1.PublishResponse\"\x0c\xa2\xd4\x18\x08\n\x02\x02\x05\"\x02\x08\n(\x01\x12q\n\x0cListVersions\x12\'.stratagem_proto.v1.ListVersionsRequest\x1a(.stratagem_proto.v1.ListVersionsResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x04\x08(\x01\x12r\n\x0bReadVersion\x12&.stratagem_proto.v1.ReadVersionRequest\x1a\'.stratagem_proto.v1.ReadVersionResponse\"\x10\xa2\xd4\x18\x0c\n\x06\x02\x01\x03\x05\x04\x08\"\x02\x08\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/publication.proto\x12\x12stratagem_proto.v1\x1a\x1fstratagem_proto/v1/access.proto\x1a#stratagem_proto/v1/checkpoint.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a!stratagem_proto/v1/variable.proto\"n\n\x0ePublishRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.stratagem_proto.v1.PublishHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa2\x01\n\rPublishHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x30\n\x06values\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x04\"\x11\n\x0fPublishResponse\"y\n\x0bVersionLink\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08previous\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x0c\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x04\x12\x14\n\x0cprevious_cut\x18\x06 \x01(\x0c\"\x88\x01\n\x13ListVersionsRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x14\n\x0ctakes_deltas\x18\x04 \x01(\x08\"\xae\x01\n\x14ListVersionsResponse\x12\x10\n\x08training\x18\x01 \x01(\x0c\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x0e\n\x06latest\x18\x04 \x01(\x04\x12.\n\x05links\x18\x05 \x03(\x0b\x32\x1f.stratagem_proto.v1.VersionLink\x12\x0b\n\x03now\x18\x06 \x01(\x04\"\x92\x01\n\x12ReadVersionRequest\x12\x36\n\x06\x61sking\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08previous\x18\x03 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x04 \x01(\x0c\x12\x14\n\x0cwithout_rows\x18\x05 \x01(\x08\"\x8d\x01\n\x13ReadVersionResponse\x12/\n\x04part\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.VersionPartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.VersionEndH\x00\x42\x06\n\x04kind\"y\n\x0bVersionPart\x12-\n\x04link\x18\x01 \x01(\x0b\x32\x1f.stratagem_proto.v1.VersionLink\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12+\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPart\"\x1c\n\nVersionEnd\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x07\x32\xdf\x02\n\x12PublicationService\x12\x62\n\x07Publish\x12\".stratagem_proto.v1.PublishRequest\x1a#.stratagem_proto.v1.PublishResponse\"\x0c\xa2\xd4\x18\x08\n\x02\x02\x05\"\x02\x08\n(\x01\x12q\n\x0cListVersions\x12\'.stratagem_proto.v1.ListVersionsRequest\x1a(.stratagem_proto.v1.ListVersionsResponse\"\x0e\xa2\xd4\x18\n\n\x06\x02\x01\x03\x05\x04\x08(\x01\x12r\n\x0bReadVersion\x12&.stratagem_proto.v1.ReadVersionRequest\x1a\'.stratagem_proto.v1.ReadVersionResponse\"\x10\xa2\xd4\x18\x0c\n\x06\x02\x01\x03\x05\x04\x08\"\x02\x08\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,18 +50,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHRESPONSE']._serialized_end=526
   _globals['_VERSIONLINK']._serialized_start=528
   _globals['_VERSIONLINK']._serialized_end=649
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=651
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=765
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=768
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=942
-  _globals['_READVERSIONREQUEST']._serialized_start=945
-  _globals['_READVERSIONREQUEST']._serialized_end=1091
-  _globals['_READVERSIONRESPONSE']._serialized_start=1094
-  _globals['_READVERSIONRESPONSE']._serialized_end=1235
-  _globals['_VERSIONPART']._serialized_start=1237
-  _globals['_VERSIONPART']._serialized_end=1358
-  _globals['_VERSIONEND']._serialized_start=1360
-  _globals['_VERSIONEND']._serialized_end=1388
-  _globals['_PUBLICATIONSERVICE']._serialized_start=1391
-  _globals['_PUBLICATIONSERVICE']._serialized_end=1742
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=652
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=788
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=791
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=965
+  _globals['_READVERSIONREQUEST']._serialized_start=968
+  _globals['_READVERSIONREQUEST']._serialized_end=1114
+  _globals['_READVERSIONRESPONSE']._serialized_start=1117
+  _globals['_READVERSIONRESPONSE']._serialized_end=1258
+  _globals['_VERSIONPART']._serialized_start=1260
+  _globals['_VERSIONPART']._serialized_end=1381
+  _globals['_VERSIONEND']._serialized_start=1383
+  _globals['_VERSIONEND']._serialized_end=1411
+  _globals['_PUBLICATIONSERVICE']._serialized_start=1414
+  _globals['_PUBLICATIONSERVICE']._serialized_end=1765
 # @@protoc_insertion_point(module_scope)

@@ -53,14 +53,16 @@ class VersionLink(_message.Message):
     def __init__(self, version: _Optional[int] = ..., previous: _Optional[int] = ..., cut: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., published_at: _Optional[int] = ..., previous_cut: _Optional[bytes] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
-    __slots__ = ("asking", "after", "wait_seconds")
+    __slots__ = ("asking", "after", "wait_seconds", "takes_deltas")
     ASKING_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_DELTAS_FIELD_NUMBER: _ClassVar[int]
     asking: _session_pb2.OpenSessionRequest
     after: int
     wait_seconds: float
-    def __init__(self, asking: _Optional[_Union[_session_pb2.OpenSessionRequest, _Mapping]] = ..., after: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    takes_deltas: bool
+    def __init__(self, asking: _Optional[_Union[_session_pb2.OpenSessionRequest, _Mapping]] = ..., after: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., takes_deltas: bool = ...) -> None: ...
 
 class ListVersionsResponse(_message.Message):
     __slots__ = ("training", "servers", "task", "latest", "links", "now")

@@ -120,7 +120,7 @@ class PublicationRpcs:
             servers=state.cluster.ps_tasks,
             task=Task(job=state.settings.job, index=state.settings.task),
             latest=publication.listed,
-            links=publication.links(),
+            links=publication.links(request.takes_deltas),
             now=int(time.time() * 1000),
         )
 

@@ -217,7 +217,9 @@ class Snapshot:
 
 
 def runs_of(content: Content, value: SnapshotValue) -> Iterator[torch.Tensor]:
-    """Return what a part has of a value: all rows, or the numbers of some and then these."""
+    """Return what a part has of a value: all rows, a delta, or numbers of rows and then these."""
+    if content.delta is not None:
+        return iter((content.delta.data,))
     numbers = content.changed
     if numbers is None:
         return value.runs()

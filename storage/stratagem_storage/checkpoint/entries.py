@@ -13,7 +13,13 @@ import torch
 
 from stratagem_proto.errors import DataLossError
 from stratagem_proto.programs.random_rows import stored_rows
-from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, SavedPart, SavedTensor, StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import (
+    ByteDelta,
+    ChangedRows,
+    SavedPart,
+    SavedTensor,
+    StoredRows,
+)
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import encode_dtype, nbytes_of
@@ -284,6 +290,7 @@ class TensorEntry:
         version: The version of the variable.
         rows: The stored rows, if the variable is a table or a slot of one.
         changed: The rows that differ from those of the base, if the file has only these.
+        delta: What makes it of the base's tensor, if the file has only that.
     """
 
     spec: VariableSpec
@@ -292,6 +299,7 @@ class TensorEntry:
     version: int = 1
     rows: StoredRows | None = None
     changed: ChangedRows | None = None
+    delta: ByteDelta | None = None
 
     @property
     def name(self) -> str:
@@ -303,6 +311,11 @@ class TensorEntry:
         return stored_tensor(self.spec, self.rows)
 
     @property
+    def needs_base(self) -> bool:
+        """Whether the tensor of the base is read beside what the file has."""
+        return self.changed is not None or self.delta is not None
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the stored tensor, those of the base included."""
         return nbytes_of(self.tensor)
@@ -310,6 +323,8 @@ class TensorEntry:
     @property
     def extents(self) -> Sequence[tuple[int, int]]:
         """The first byte and the number of bytes of what the file has of it."""
+        if self.delta is not None:
+            return [(self.begin, self.delta.nbytes)]
         if self.changed is None:
             return [(self.begin, self.nbytes)]
         count = self.changed.count
@@ -374,6 +389,7 @@ class TensorFile:
                     version=each.version,
                     rows=each.rows,
                     changed=each.changed,
+                    delta=each.delta,
                 )
                 for each in self.tensors
             ],
@@ -390,6 +406,7 @@ class TensorFile:
                 each.version,
                 each.rows if each.HasField("rows") else None,
                 each.changed if each.HasField("changed") else None,
+                each.delta if each.HasField("delta") else None,
             )
             for each in part.tensors
         ]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
 from stratagem_proto.errors import DataLossError, NotFoundError
 from stratagem_proto.wire.tensors import allocate, as_bytes
+from stratagem_storage.checkpoint.deltas import PatchedTensor, Read
 from stratagem_storage.checkpoint.entries import (
     BLOCK_BYTES,
     NUMBER_BYTES,
@@ -28,9 +28,6 @@ from stratagem_storage.checkpoint.policy import ANY, CheckpointPolicy
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import AnyPlace, Place, absolute_place, place_of
 from stratagem_storage.stores.store import BASES, INDEX, Folder
-
-Read: TypeAlias = Callable[[int, memoryview], None]
-"""Reads the bytes of a tensor from a position on into memory until that is full."""
 
 
 class Overlay:
@@ -138,7 +135,9 @@ class Checkpoint:
     opened: Folder
     index: Index
     base: Checkpoint | None = None
-    _overlays: dict[str, Overlay] = field(default_factory=dict, repr=False, compare=False)
+    _overlays: dict[str, Overlay | PatchedTensor] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def folder(self) -> Place:
@@ -161,18 +160,26 @@ class Checkpoint:
             DataLossError: The bytes are missing or damaged.
         """
         with _naming(entry):
-            if entry.changed is None:
+            if not entry.needs_base:
                 self.file(entry.file).read(entry.begin + start, target)
             else:
                 self._overlay(entry).read(start, target)
 
-    def _overlay(self, entry: TensorEntry) -> Overlay:
+    def _overlay(self, entry: TensorEntry) -> Overlay | PatchedTensor:
         overlay = self._overlays.get(entry.name)
         if overlay is None:
             assert self.base is not None
             below = self.base.index.tensors[entry.name]
-            read = partial(self.base.read, below)
-            overlay = Overlay(self.file(entry.file), entry, below, read)
+            read, file = partial(self.base.read, below), self.file(entry.file)
+            if entry.delta is None:
+                overlay = Overlay(file, entry, below, read)
+            else:
+
+                def read_delta(begin: int, target: memoryview) -> None:
+                    file.read(entry.begin + begin, target)
+
+                where = str(self.folder / entry.file)
+                overlay = PatchedTensor(entry.tensor, entry.delta, read_delta, read, where)
             if len(self._overlays) >= _MOST_OVERLAYS:
                 self._overlays.clear()
             self._overlays[entry.name] = overlay
@@ -187,7 +194,7 @@ class Checkpoint:
         if entry.nbytes > BLOCK_BYTES:
             with _naming(entry):
                 self.file(entry.file).require_size()
-        if entry.changed is not None:
+        if entry.needs_base:
             assert self.base is not None
             self.base.require_there(self.base.index.tensors[entry.name])
 
@@ -291,10 +298,12 @@ def _opened_base(path: Place, index: Index, base: Base, policy: CheckpointPolicy
 
 def _has_all(base: Index, index: Index) -> bool:
     """Return whether a base has the rows that a checkpoint lacks."""
-    lacking = [entry for entry in index.tensors.values() if entry.changed is not None]
+    lacking = [entry for entry in index.tensors.values() if entry.needs_base]
     below = [base.tensors.get(entry.name) for entry in lacking]
     return all(
-        one is not None and are_alike(one.tensor, entry.tensor)
+        one is not None
+        and are_alike(one.tensor, entry.tensor)
+        and (entry.delta is None or one.tensor == entry.tensor)
         for one, entry in zip(below, lacking, strict=True)
     )
 

@@ -29,7 +29,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.proofs import signature_of_checkpoint
 from stratagem_proto.protocol import release
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows, TableHistory
+from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_INT32, DATA_TYPE_INT64, DataType, TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import nbytes_of
@@ -99,7 +99,7 @@ def require_sound_base(names: Sequence[str], tensors: Collection[TensorEntry], w
     Raises:
         DataLossError: It cannot be.
     """
-    lacking = [entry.name for entry in tensors if entry.changed is not None]
+    lacking = [entry.name for entry in tensors if entry.needs_base]
     if bool(lacking) != bool(names):
         raise _unsound(where, f"{len(lacking)} tensors lack rows, and it names {len(names)} bases")
     if len({*names}) < len(names) or len(names) > MOST_BASES or not all(map(is_checkpoint, names)):
@@ -159,6 +159,8 @@ def _of_tensor(entry: TensorEntry, files: Mapping[str, FileEntry]) -> Iterator[s
 
 def _of_sizes(entry: TensorEntry, file_bytes: int) -> Iterator[str]:
     spec, name = entry.spec, entry.name
+    if entry.changed is not None and entry.delta is not None:
+        yield f"tensor {name!r} has both some rows and a delta"
     try:
         end = max(begin + nbytes for begin, nbytes in entry.extents)
         nbytes_of(entry.tensor)
@@ -194,7 +196,7 @@ def _of_stored_rows(entry: TensorEntry, known: Mapping[str, TensorEntry]) -> Ite
         yield from _of_companions(entry, known)
 
 
-def _is_sound(history: TableHistory) -> bool:
+def _is_sound(history: pb.TableHistory) -> bool:
     moments = [(one.milliseconds, one.writes) for one in history.moments]
     moments.append((history.milliseconds, history.writes))
     ascend = all(a <= c and b <= d for (a, b), (c, d) in pairwise(moments))
@@ -258,13 +260,13 @@ def refused_if_unsound(where: str) -> Iterator[None]:
         raise _unsound(where, f"{type(error).__name__} {error}") from error
 
 
-# Its format is a number: 4 if it has parts that take rows in turn, else 3 if the checkpoint is
-# read beside a base, else 2 if it has tables with stored rows, else 1. A release reads all formats
-# up to its own, and writes the lowest that suffices. So an earlier release can read every
-# checkpoint without newer features.
+# Its format is a number: 5 if it has deltas, else 4 if it has parts that take rows in turn, else 3
+# if the checkpoint is read beside a base, else 2 if it has tables with stored rows, else 1. A
+# release reads all formats up to its own, and writes the lowest that suffices. So an earlier
+# release can read every checkpoint without newer features.
 
-_WITHOUT_TABLES, _WITH_TABLES, _WITH_BASE, _INTERLEAVED = 1, 2, 3, 4
-FORMAT = _INTERLEAVED
+_WITHOUT_TABLES, _WITH_TABLES, _WITH_BASE, _INTERLEAVED, _WITH_DELTAS = 1, 2, 3, 4, 5
+FORMAT = _WITH_DELTAS
 
 MOST_INDEX_BYTES = 256 << 20
 """The most bytes of an index; that of a checkpoint of 1 TB has about 12 MB, signed 60."""
@@ -361,7 +363,7 @@ class Index:
                 )
         files = {part.name: part.file for part in parts}
         identity = secrets.token_hex(16)
-        needed = base if any(entry.changed is not None for entry in tensors.values()) else None
+        needed = base if any(entry.needs_base for entry in tensors.values()) else None
         return cls(files, tensors, servers or {}, extra or {}, identity, workers or {}, needed)
 
     def to_bytes(self, key: str = "") -> bytes:
@@ -404,6 +406,8 @@ class Index:
     @property
     def _format(self) -> int:
         specs = [entry.spec for entry in self.tensors.values()]
+        if any(entry.delta is not None for entry in self.tensors.values()):
+            return _WITH_DELTAS
         if any(spec.partition.HasField("interleaved") for spec in specs):
             return _INTERLEAVED
         if self.base is not None:
@@ -554,18 +558,15 @@ def _tensors_to_json(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
         if "origin" in spec:
             origins[name] = spec.pop("origin")
         item = {"spec": spec, "file": entry.file, "begin": entry.begin, "version": entry.version}
-        if entry.rows is not None:
-            item["rows"] = _message_to_json(entry.rows)
-        if entry.changed is not None:
-            item["changed"] = _message_to_json(entry.changed)
+        kept = {"rows": entry.rows, "changed": entry.changed, "delta": entry.delta}
+        item |= {key: _message_to_json(one) for key, one in kept.items() if one is not None}
         items.append(item)
     return {"tensors": items, "origins": origins} if origins else {"tensors": items}
 
 
 def _base_to_json(base: Base | None) -> dict[str, Any]:
-    if base is None:
-        return {}
-    return {"base": {"identity": base.identity, "names": list(base.names)}}
+    names = None if base is None else {"identity": base.identity, "names": list(base.names)}
+    return {} if names is None else {"base": names}
 
 
 def _base_from_json(item: Mapping[str, Any] | None) -> Base | None:
@@ -593,6 +594,7 @@ def _published_from_json(item: Mapping[str, Any] | None) -> Published | None:
 
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:
     spec = ParseDict(item["spec"], VariableSpec())
-    rows = ParseDict(item["rows"], StoredRows()) if "rows" in item else None
-    changed = ParseDict(item["changed"], ChangedRows()) if "changed" in item else None
-    return TensorEntry(spec, item["file"], item["begin"], item["version"], rows, changed)
+    rows = ParseDict(item["rows"], pb.StoredRows()) if "rows" in item else None
+    changed = ParseDict(item["changed"], pb.ChangedRows()) if "changed" in item else None
+    delta = ParseDict(item["delta"], pb.ByteDelta()) if "delta" in item else None
+    return TensorEntry(spec, item["file"], item["begin"], item["version"], rows, changed, delta)

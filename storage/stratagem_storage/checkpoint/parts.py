@@ -11,10 +11,12 @@ import torch
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
-from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, StoredRows
+from stratagem_proto.v1.checkpoint_pb2 import ChangedRows, SavedPart, StoredRows
+from stratagem_proto.v1.publication_pb2 import ReadVersionResponse, VersionLink, VersionPart
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import as_bytes, decode_dtype, encode_dtype, nbytes_of, spec_of
+from stratagem_storage.checkpoint.deltas import Delta
 from stratagem_storage.checkpoint.entries import (
     BLOCK_BYTES,
     DURABLY,
@@ -72,12 +74,14 @@ class Content:
         rows: The rows of it, if the variable is a table or a slot of one.
         changed: The numbers of the rows to write, as int64, ascending, if the others are those of a
             base; None to write all.
+        delta: What to write in place of the tensor; None to write that.
     """
 
     spec: VariableSpec
     version: int = 1
     rows: StoredRows | None = None
     changed: torch.Tensor | None = None
+    delta: Delta | None = None
 
     @property
     def tensor(self) -> TensorSpec:
@@ -91,6 +95,8 @@ class Content:
         No variable's name has brackets, so that nobody takes some rows for all of them.
         """
         name, whole = self.spec.name, stored_tensor(self.spec, self.rows)
+        if self.delta is not None:
+            return [(f"{name}[delta]", spec_of(self.delta.data))]
         if self.changed is None:
             return [(name, whole)]
         rows = some_rows(whole, len(self.changed))
@@ -112,7 +118,8 @@ def write_part(
         name: The name of the file, which must not exist yet.
         contents: The descriptions of the tensors.
         values: The values in the same order, each whole or in runs of its rows. They are taken one
-            by one. Of one with `changed`, these numbers come first, then the rows.
+            by one. Of one with `changed`, these numbers come first, then the rows; of one with
+            `delta` it is the bytes of that.
         has_index: Whether an index describes the tables. Otherwise the metadata of the file do,
             which other programs ignore.
         options: How it is written.
@@ -173,8 +180,25 @@ class Part:
             if each.changed is not None:
                 changed = ChangedRows(count=len(each.changed), begin=begins[0])
             place = self._name, begins[-1]
-            tensors.append(TensorEntry(each.spec, *place, each.version, each.rows, changed))
+            delta = None if each.delta is None else each.delta.described()
+            tensors.append(TensorEntry(each.spec, *place, each.version, each.rows, changed, delta))
         return TensorFile(self._name, self._account.entry(), tensors)
+
+
+FORMAT = 2
+"""The greatest form of the parts that are sent; docs/architecture/publication.md describes it."""
+
+
+def head_of_stream(link: VersionLink, file: SavedPart) -> ReadVersionResponse:
+    """Return the message with which a part of a version begins, whose bytes follow."""
+    described = SavedPart(name=file.name, nbytes=link.nbytes, tensors=file.tensors)
+    part = VersionPart(link=link, format=FORMAT if has_deltas(file) else 1, file=described)
+    return ReadVersionResponse(part=part)
+
+
+def has_deltas(file: SavedPart) -> bool:
+    """Return whether a file has a delta of a tensor."""
+    return any(each.HasField("delta") for each in file.tensors)
 
 
 def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
