@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.v1.lookup_pb2 import LookupRequest
 from stratagem_proto.v1.publication_pb2 import VersionLink
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.increments import NextIncrement
 from stratagem_psserver.rpcs.publication import PublicationRpcs
 from stratagem_psserver.tables.table import Table
 from stratagem_reader import cluster_source
-from stratagem_reader.lookups import Lookups
 from stratagem_reader.pins import Pin, Pins
 from stratagem_reader.replica import Prepared, Replica
 from stratagem_reader.source import Version
@@ -42,12 +40,6 @@ def _forgets_keys(self: Table) -> torch.Tensor | None:
     """Say of no row that its key has changed."""
     marks = _publish(self)
     return None if marks is None else marks.bitwise_and(1)
-
-
-def _knows_anyway(self: Table) -> torch.Tensor | None:
-    """Say that nothing has changed where nobody can know."""
-    marks = _publish(self)
-    return torch.zeros(len(self), dtype=torch.uint8) if marks is None else marks
 
 
 def _takes_for_same(self: NextIncrement, content: Content) -> bool:
@@ -88,15 +80,9 @@ def _finds_former(self: StoredPart, keys: torch.Tensor) -> torch.Tensor:
     return found.where(found < self.count, -1)
 
 
-def _answers_of_any(self: Lookups, version: int, request: LookupRequest) -> int:
-    """Answer of the present version, whichever is asked for."""
-    return 0
-
-
 FAULTS: Mapping[str, Plant] = {
     "the mark of a row is forgotten": replaced(Table, "publish", _forgets_some),
     "the mark of a key is forgotten": replaced(Table, "publish", _forgets_keys),
-    "what nobody knows is taken for the same": replaced(Table, "publish", _knows_anyway),
     "a dense value is left out": replaced(NextIncrement, "_is_same", _takes_for_same),
     "a version is published in the midst": replaced(PublicationRpcs, "_await_cut", _awaits_nothing),
     "an increment is taken again from the beginning": replaced(
@@ -106,5 +92,4 @@ FAULTS: Mapping[str, Plant] = {
     "a pin holds nothing up": replaced(Pins, "excluded", _excludes_nobody),
     "a pin is never over": replaced(Pin, "require_valid", _never_expires),
     "keys are found where they were": replaced(StoredPart, "find", _finds_former),
-    "a reader server answers of any version": replaced(Lookups, "_age_ms", _answers_of_any),
 }
