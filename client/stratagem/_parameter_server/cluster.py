@@ -171,6 +171,7 @@ class TrainingCluster:
         self, path: str | os.PathLike[str], begin: Callable[[], object] | None
     ) -> Resumption:
         """Begin or join a run; see `ParameterServerStrategy.resume`."""
+        self._hosting.require_all_known()
         self._checkpoints.require_first(bool(self._hosting.drop_writes()))
 
         def prepare() -> None:

@@ -39,7 +39,7 @@ from stratagem._parameter_server.tables.variable import TableVariable, require_w
 from stratagem._parameter_server.variables.variable import RemoteVariable, SplitVariable, parts_of
 from stratagem._strategies.extended import StrategyExtended
 from stratagem.consistency import Consistency
-from stratagem_proto.errors import ContextError, InvalidArgumentError
+from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.traced_rules import require_whole
 
 if TYPE_CHECKING:
@@ -356,6 +356,7 @@ class RemoteHosting(Hosting):
 
     def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         self._require_one_replica("LocalSteps")
+        _require_all_known(self.checkpoints.counter.is_resumed)
         found = [hosted_parameter(one) for one in parameters]
         for hosted in filter(None, found):
             if isinstance(hosted.variable, TableVariable):
@@ -368,6 +369,10 @@ class RemoteHosting(Hosting):
         self.refresh_parameters()
         self._lends = True
         return [self._lent(one) for one in found if one is not None]
+
+    def require_all_known(self) -> None:
+        """Raise FailedPreconditionError if optimizers take steps that servers do not know of."""
+        _require_all_known(self._lends)
 
     def _lent(self, hosted: HostedParameter) -> nn.Parameter:
         self.parameters.remove(hosted)
@@ -450,3 +455,12 @@ class _Function(AbstractContextManager[None]):
         traceback: TracebackType | None,
     ) -> None:
         self._hosting.end_function(failed=kind is not None)
+
+
+def _require_all_known(goes_wrong: bool) -> None:
+    if goes_wrong:
+        raise FailedPreconditionError(
+            "LocalSteps takes steps that servers do not know of before the next share, so that a "
+            "program that resumes would leave them out; take a DistributedOptimizer, or restore() "
+            "in place of resume() and go on without the steps since the last share"
+        )
