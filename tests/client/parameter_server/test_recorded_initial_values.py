@@ -253,7 +253,7 @@ def test_a_value_that_was_computed_is_sent(strategy: ParameterServerStrategy) ->
 
 @pytest.mark.parametrize("write", [nn.init.normal_, nn.init.orthogonal_, lambda w: w.data.zero_()])
 def test_a_large_table_says_where_it_is_initialised_once_its_scope_has_closed(
-    strategy: ParameterServerStrategy, write: Callable[[nn.Parameter], object]
+    strategy: ParameterServerStrategy, write: Callable[[torch.Tensor], object]
 ) -> None:
     with strategy.scope(meta_above=1000):
         table = nn.Embedding(ROWS, COLUMNS)
