@@ -77,15 +77,15 @@ def loopback(servers: int, workers: int) -> Iterator[Hosts]:
 
 
 @contextmanager
-def links(servers: int, workers: int) -> Iterator[Hosts]:
-    """Each in a namespace with a cable of 1 Gbit/s to one switch; for root."""
+def links(servers: int, workers: int, rate: float = RATE) -> Iterator[Hosts]:
+    """Each in a namespace with a cable of so many bits a second to one switch; for root."""
     names = [
         *(f"server-{each}" for each in range(servers)),
         *(f"worker-{each}" for each in range(workers)),
     ]
     with ExitStack() as opened:
         folder = Path(opened.enter_context(TemporaryDirectory(prefix="hosts-")))
-        network = opened.enter_context(closing(Network(f"{RATE / 1e6:g}mbit")))
+        network = opened.enter_context(closing(Network(f"{rate / 1e6:g}mbit")))
         token, found = secrets.token_urlsafe(32), addresses(names)
         (folder / "token").write_text(token)
         (folder / "token").chmod(0o600)
@@ -101,7 +101,7 @@ def links(servers: int, workers: int) -> Iterator[Hosts]:
             _await_ready(folder / f"{task}.ready", folder / f"{task}.log")
         places = [f"{found[name]}:{_PORT}" for name in names[:servers]]
         networks = [spaces[name].network for name in names[servers:]]
-        yield Hosts(places, pids, token, networks, TCP, 4 * LATENCY, RATE / 8)
+        yield Hosts(places, pids, token, networks, TCP, 4 * LATENCY, rate / 8)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""How soon a loss is reached over slow cables."""
