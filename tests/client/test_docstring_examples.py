@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 def test_the_main_classes_have_examples() -> None:
     shown = {name for name, _ in examples()}
-    assert shown == {"DistributedOptimizer", "ParameterServerStrategy"}
+    assert shown == {"DistributedOptimizer", "LocalSteps", "ParameterServerStrategy"}
 
 
 @pytest.mark.parametrize(("name", "code"), list(examples()))

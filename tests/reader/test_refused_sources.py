@@ -14,9 +14,9 @@ import torch
 from stratagem import FailedPreconditionError, InvalidArgumentError, Reader
 from stratagem_proto.errors import DifferentTrainingError, UnimplementedError
 from stratagem_proto.v1.publication_pb2 import PublishHeader
-from stratagem_psserver import publication
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from stratagem_reader import cluster_source
 from stratagem_reader.lookup_client import LookupClient
 from tests.client.clusters import Cluster
 from tests.conftest import TOKEN
@@ -51,13 +51,13 @@ ANY = "127.0.0.1:0"
 
 def test_a_newer_form_of_versions_needs_a_later_release(monkeypatch: pytest.MonkeyPatch) -> None:
     with published(ANY) as ([server], training):
-        monkeypatch.setattr(publication, "FORMAT", 2)
-        with pytest.raises(FailedPreconditionError, match=r"has format 2; .*install a later one"):
+        monkeypatch.setattr(cluster_source, "FORMAT", 0)
+        with pytest.raises(FailedPreconditionError, match=r"has format 1; .*install a later one"):
             Reader([server.address], token=TOKEN, timeout=_SECONDS)
         monkeypatch.undo()
         with Reader([server.address], token=TOKEN, timeout=_SECONDS) as reader:
             before = reader.version
-            monkeypatch.setattr(publication, "FORMAT", 2)
+            monkeypatch.setattr(cluster_source, "FORMAT", 0)
             training.train()
             training.strategy.publish()
             eventually(lambda: "install a later one" in str(reader.source_error), _SECONDS)

@@ -113,13 +113,15 @@ class LocalSteps(OptimizerWrapper):
         with strategy.scope():
             model = Model()
         adamw = torch.optim.AdamW(model.parameters(), lr=3e-4)
-        optimizer = stratagem.LocalSteps(adamw, every=50)
+        optimizer = LocalSteps(adamw, every=50)
 
         def replica_step(batch):
             optimizer.zero_grad()
             loss = model(batch).mean()
             loss.backward()
             optimizer.step()
+
+        strategy.run(replica_step, args=(batch,))
 
     The servers' values are in checkpoints, in versions that are published, and what a worker begins
     with that joins. What `model` holds in a worker is its own. The state of the wrapped optimizer

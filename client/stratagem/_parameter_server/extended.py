@@ -320,8 +320,9 @@ class ParameterServerExtended(WorkerExtended):
 
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(
-            "ParameterServerStrategy does not gather here all that its servers hold; write a model "
-            "with all its tables by strategy.export(model, PATH), or save() all to a folder"
+            "ParameterServerStrategy does not gather here all that its servers hold; use the "
+            "model.state_dict() and optimizer.state_dict() of each, write a model with all its "
+            "tables by strategy.export(model, PATH), or save() all to a folder"
         )
 
     # Variables.
@@ -529,10 +530,8 @@ class LocalExtended(CentralStorageExtended):
         super().__init__(container_strategy, devices, parameter_device)
         self._cluster = OneProcess()
 
-    def _call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        result = super()._call_for_each_replica(fn, args, kwargs)
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        result = super()._run(fn, args, kwargs)
         self._cluster.checkpoints.ran()
         return result
 

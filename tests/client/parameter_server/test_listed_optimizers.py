@@ -91,4 +91,6 @@ def test_the_guide_names_every_listed_optimizer() -> None:
 
 def test_users_import_what_torch_does_not_have() -> None:
     ours = {name for name in OPTIMIZERS if not hasattr(torch.optim, name)}
-    assert ours == set(optim.__all__), "export these in client/stratagem/optim.py"
+    # Servers trace that one, as any that they do not know by name.
+    traced = {"DelayedNesterov"}
+    assert ours | traced == set(optim.__all__), "export these in client/stratagem/optim.py"

@@ -443,7 +443,7 @@ class ClusterRestorer:
         _await_chief(
             self._store,
             self._membership,
-            f"the restoration of {path}",
+            f"restore {path}",
             f"the chief has not restored {path}; call restore() on all workers",
             lambda one: self._identity in one.identities or (of_any and one.HasField("run")),
         )
@@ -460,15 +460,15 @@ def await_run(store: RemoteStore, membership: Membership, folder: str) -> None:
     Raises:
         DeadlineExceededError: It has not in `peer_seconds`.
     """
-    subject = f"the resumption from {folder!r}"
+    deed = f"resume from {folder!r}"
     missing = f"the chief has not resumed from {folder!r}; call resume() on all workers"
-    _await_chief(store, membership, subject, missing, lambda one: one.HasField("run"))
+    _await_chief(store, membership, deed, missing, lambda one: one.HasField("run"))
 
 
 def _await_chief(
     store: RemoteStore,
     membership: Membership,
-    subject: str,
+    deed: str,
     missing: str,
     is_known: Callable[[ListRestoredResponse], bool],
 ) -> None:
@@ -479,9 +479,9 @@ def _await_chief(
     """
     servers, seconds = store.servers, store.peer_seconds
     chief, _, _ = membership.creator_place.partition(" at ")
-    awaited = Awaited.one_task(chief, subject, "program")
+    awaited = Awaited.one_task(chief, f"call to {deed}", "program")
     give_up_at = time.monotonic() + seconds
-    with Wait(servers.identity.name, f"{chief} and {subject}", seconds, awaited):
+    with Wait(servers.identity.name, f"the chief to {deed}", seconds, awaited):
         while True:
             # A server that was started again without what it had is in no run, and knows of no
             # restoration, before the chief has restored it.
