@@ -278,6 +278,7 @@ class LocalSteps(OptimizerWrapper):
         """Go on from the servers' values, as they are now; drop what local steps have changed."""
         for fragment in self._fragments:
             fragment.adopt()
+        self._begin_rounds()
         self._written = _versions(_parameters(self._inner))
 
     def _follow(self) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core import device_names
@@ -26,9 +27,11 @@ from stratagem._core.options import (
 from stratagem._core.reduction import Axis
 from stratagem._core.update_functions import smallest_by_name
 from stratagem._core.variable_creation import NextCreator
-from stratagem._core.variables import Variable
+from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients import OptimizerStep
+from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import MadeElsewhere
+from stratagem._hosting.local_steps import LocalSteps
 from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.lookahead import Lookahead
@@ -507,6 +510,40 @@ def _knows_what_was_taken(data: Iterator[Any]) -> bool:
 
 class _AloneHosting(HomeHosting):
     """Takes optimizers of any consistency: with one worker all are the same."""
+
+    def __init__(self, extended: StrategyExtended, devices: Sequence[str], home: str) -> None:
+        super().__init__(extended, devices, home)
+        # How often what is in place of lent parameters was written when it was brought last.
+        self._brought: dict[int, int] = {}
+
+    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        if len(self.devices) > 1:
+            raise InvalidArgumentError(
+                "LocalSteps needs one replica in each worker, because several reduce their "
+                f"gradients first; here are {len(self.devices)}. Set num_replicas_per_worker=1"
+            )
+        return [self._lent(one) for one in parameters]
+
+    def _lent(self, parameter: nn.Parameter) -> nn.Parameter:
+        hosted = hosted_parameter(parameter)
+        assert hosted is not None and isinstance(hosted.variable, LocalVariable)
+        self.parameters.remove(hosted)
+        shared = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        hosted.variable.follow(shared)
+        self.parameters.add(shared, hosted.variable, ())
+        return shared
+
+    def bring(self, shared: Sequence[nn.Parameter]) -> None:
+        self._brought |= {id(one): one._version for one in shared}
+
+    def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
+        return any([one._version != self._brought.get(id(one), one._version) for one in shared])
+
+    def before_replicas(self) -> None:
+        super().before_replicas()
+        for optimizer in self.optimizers_in_use:
+            if isinstance(optimizer, LocalSteps):
+                optimizer._follow()
 
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         return super().name_optimizer(class_name)

@@ -327,6 +327,26 @@ def test_without_a_cluster_the_program_trains_by_itself() -> None:
     np.testing.assert_allclose(values, reference.values, rtol=1e-5, atol=1e-6)
 
 
+def test_a_strategy_without_a_cluster_has_a_server_of_its_own(tmp_path: Path) -> None:
+    strategy = ParameterServerStrategy()
+    worker = Worker(strategy, 0, outer=NESTEROV, every=EVERY)
+    reference = Reference()
+    for number in range(2):
+        for _ in range(EVERY):
+            worker.step()
+        end = local_round(reference.values, 0, number)
+        reference.nesterov(reference.values - end)
+        np.testing.assert_allclose(worker.values(), reference.values, atol=1e-5)
+    strategy.save(tmp_path)
+    worker.step()
+    strategy.restore(tmp_path)
+    worker.taken = 2 * EVERY
+    for _ in range(EVERY):
+        worker.step()
+    reference.nesterov(reference.values - local_round(reference.values, 0, 2))
+    np.testing.assert_allclose(worker.values(), reference.values, atol=1e-5)
+
+
 def test_schedulers_and_the_state_are_those_of_the_wrapped_optimizer() -> None:
     with running() as cluster, cluster.strategy() as strategy:
         with strategy.scope():
