@@ -195,6 +195,8 @@ class Training:
         self.strategy.barrier(f"trained-{epoch}")
         known: Tensor = self.errors.read_value()
         if self.worker == 0 and known[epoch].isnan():
+            # Who was started again after its last step has not seen those of others since.
+            self.strategy.refresh()
             known[epoch] = rmse(self.model, self.held_out)
             if known[epoch] == known[: epoch + 1].min():
                 export(self.model, self.folder / "model.safetensors")
