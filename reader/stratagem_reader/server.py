@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,8 +76,20 @@ class _ServedFollower(Follower):
     """Tells a server of each version, in the thread that follows."""
 
     def __init__(self, source: Source, server: ReaderServer) -> None:
-        self._server = server
+        self._server, self._may_begin = server, threading.Event()
         super().__init__(source, timeout=0.0)
+
+    def begin(self) -> None:
+        """Follow from now on: the server has all that is to be told of versions."""
+        self._may_begin.set()
+
+    def _follow(self) -> None:
+        self._may_begin.wait()
+        super()._follow()
+
+    def close(self) -> None:
+        self._may_begin.set()
+        super().close()
 
     def _taken(self, prepared: Prepared) -> None:
         self._server.taken(prepared)
@@ -119,6 +132,7 @@ class ReaderServer(RpcServer):
             settings, self.follower, incarnation, settings.max_age, settings.hold_seconds
         )
         self._status = StatusService(handshakes, incarnation, figures, self._fill)
+        self.follower.begin()
         permissions = (
             Permissions(settings.policy, lambda name: (name,)) if settings.policy else None
         )
