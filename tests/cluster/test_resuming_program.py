@@ -28,7 +28,7 @@ CLOSE = 0.002
 """How far an error may be from that of a run in which nothing happened.
 
 It is the same to the bit nearly always. Two of nine runs of four to six kills, whose servers kept a
-log, differed by 0.0002 and less: in one of their steps a gradient was that of other values.
+log, differed by less than 0.0003: in one of their steps a gradient was that of other values.
 """
 
 
