@@ -72,7 +72,7 @@ def measure(method: str, workers: int, rate: float, seconds: float, target: floa
         connections = []
         for worker, network in enumerate(hosts.networks):
             mine, theirs = context.Pipe()
-            run = Run(worker, network, hosts, method, rendezvous, seconds, target)
+            run = Run(worker, network, hosts, method, rendezvous, seconds)
             process = context.Process(target=train, args=(theirs, run), daemon=True)
             process.start()
             theirs.close()

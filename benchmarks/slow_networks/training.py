@@ -81,7 +81,6 @@ class Run(NamedTuple):
         method: By name.
         rendezvous: Where processes of torch.distributed meet.
         seconds: How long to train at most.
-        target: The loss at which the first worker is done.
     """
 
     worker: int
@@ -90,7 +89,6 @@ class Run(NamedTuple):
     method: str
     rendezvous: str
     seconds: float
-    target: float
 
 
 def train(main: Connection, run: Run) -> None:
@@ -98,7 +96,7 @@ def train(main: Connection, run: Run) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     enter(run.network)
-    with _stepping(run) as step, suppress(BrokenPipeError, stratagem.StratagemError, RuntimeError):
+    with _stepping(run) as step, suppress(BrokenPipeError):
         main.send("ready")
         main.recv()
         torch.manual_seed(1 + run.worker)
