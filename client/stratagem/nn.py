@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._parameter_server.tables.recording import current_recorder
+from stratagem._parameter_server.tables.recording import current_recorder, taking_keys
 from stratagem._parameter_server.tables.variable import (
     EVICTION_ORDERS,
     NOMINAL_ROWS,
@@ -99,8 +99,8 @@ class EmbeddingBag(nn.EmbeddingBag):
 class DynamicEmbedding(nn.Module):
     """An embedding of arbitrary int64 keys, without a fixed vocabulary.
 
-    A key has its initial value until it is first updated; then the servers store a row for it. It
-    needs a `ParameterServerStrategy` with a cluster.
+    A key has its initial value until it is first updated; then the servers store a row for it, or
+    without a cluster this process, in the same way. It needs a `ParameterServerStrategy`.
 
     Args:
         embedding_dim: Size of a row.
@@ -124,7 +124,7 @@ class DynamicEmbedding(nn.Module):
             is normally distributed as in `torch.nn.Embedding`.
 
     Raises:
-        ContextError: No scope of a strategy with parameter servers is open.
+        ContextError: No scope of a `ParameterServerStrategy` is open.
         InvalidArgumentError: A limit is less than it may be, or `evict` is neither of both.
     """
 
@@ -150,13 +150,13 @@ class DynamicEmbedding(nn.Module):
         self.limits: KeyLimits = KeyLimits(
             admit_after, max_idle, max_bytes, max_idle_seconds, evict
         )
-        recorder = current_recorder()
-        if recorder is None:
+        taking = taking_keys()
+        if taking is None:
             raise ContextError(
-                "DynamicEmbedding keeps its rows on parameter servers; build it inside "
-                "`with strategy.scope():` of a ParameterServerStrategy with a cluster"
+                "DynamicEmbedding keeps its rows as parameter servers do; build it inside `with "
+                "strategy.scope():` of a ParameterServerStrategy, with a cluster or without"
             )
-        with recorder.taking_all():
+        with taking:
             empty = torch.empty(NOMINAL_ROWS, embedding_dim, dtype=dtype)
         self.weight: nn.Parameter = nn.Parameter(empty)
         nn.init.normal_(self.weight)

@@ -7,8 +7,9 @@ The library safetensors writes and reads such a file. Servers' parts have a writ
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock, Thread
 
@@ -95,26 +96,46 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         NotFoundError: There is no such file or folder.
         DataLossError: It is no safetensors file, or is damaged.
     """
-    policy = policy_of_environment()
-    place = place_of(path)
+    checkpoint = checkpoint_at(path)
+    if checkpoint is not None:
+        return state_of(checkpoint)
+    with _refusing_damage(path), safe_open(path, "pt") as file:
+        return read_with(load_file(path), file.metadata() or {})
+
+
+def checkpoint_at(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """Return what servers write, or `export`; None for a file of tensors and nothing else.
+
+    Raises:
+        StratagemError: As of `read_state`.
+    """
+    policy, place = policy_of_environment(), place_of(path)
     if policy.key or isinstance(place, StoreUrl) or not place.is_file():
-        return state_of(open_checkpoint(place, policy))
+        return open_checkpoint(place, policy)
+    with _refusing_damage(path), safe_open(place, "pt") as file:
+        is_plain = NOTES not in (file.metadata() or {})
+    return None if is_plain else open_checkpoint(place, policy)
+
+
+@contextmanager
+def _refusing_damage(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
-        with safe_open(place, "pt") as file:
-            metadata = file.metadata() or {}
-        if NOTES in metadata:
-            return state_of(open_checkpoint(place, policy))
-        return read_with(load_file(place), metadata)
+        yield
     except SafetensorError as error:
         raise DataLossError(
             f"{str(path)!r} is no checkpoint, or is damaged ({error}); restore an earlier one"
         ) from error
 
 
-def state_of(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint by name, on the CPU; it raises like `read_state`."""
+def state_of(checkpoint: Checkpoint, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint by name, on the CPU; it raises like `read_state`.
+
+    Args:
+        checkpoint: The checkpoint.
+        without: The names of what is left out.
+    """
     wholes = wholes_of(checkpoint.index)
-    state = {name: whole.read(checkpoint) for name, whole in wholes.items()}
+    state = {name: one.read(checkpoint) for name, one in wholes.items() if name not in without}
     return with_origins(state, origins_in_checkpoint(checkpoint, wholes))
 
 

@@ -133,6 +133,17 @@ class UnusedValues(Protocol):
         """Return the names of the values."""
 
 
+@dataclass(frozen=True)
+class UnusedOfSeveral:
+    """What a checkpoint has for several that take of it, and none has taken yet."""
+
+    takers: Sequence[UnusedValues]
+
+    def names(self) -> list[str]:
+        """Return the names of the values."""
+        return sorted(name for taker in self.takers for name in taker.names())
+
+
 class RestoreStatus:
     """What became of a checkpoint that was restored. Spec: CKP-2.
 

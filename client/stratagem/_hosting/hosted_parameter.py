@@ -246,7 +246,10 @@ class HostedParameter:
         variable: The variable that has the value.
         leaves: The parameter as each replica sees it.
         outside_changes: What the program did to its gradient and its hooks between runs.
+        is_here: Whether the parameter has the values itself.
     """
+
+    is_here = True
 
     def __init__(
         self,

@@ -266,9 +266,9 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     for parameter in parameters:
         adopt_before_step(parameter)
-    hosted = next(filter(None, map(hosted_parameter, parameters)), None)
-    if hosted is not None:
-        _require_alone(optimizer, hosted)
+    hosted = [*filter(None, map(hosted_parameter, parameters))]
+    if hosted:
+        _require_alone(optimizer, next((one for one in hosted if not one.is_here), hosted[0]))
         return
     replica = get_replica_context()
     workers.warn_of(replica and replica.strategy, f"{type(optimizer).__name__}.step()")
@@ -283,7 +283,7 @@ def _require_alone(optimizer: Optimizer, hosted: HostedParameter) -> None:
     strategy = hosted.variable.distribute_strategy
     assert strategy is not None
     hosting = strategy.extended._hosting
-    if hosting is not None and hosting.trains_in_place:
+    if hosting is not None and hosting.trains_in_place and hosted.is_here:
         return
     name = type(optimizer).__name__
     raise FailedPreconditionError(

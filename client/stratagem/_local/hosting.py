@@ -102,6 +102,10 @@ class LocalHosting(Hosting):
             if limited is None:
                 return
             reduced = list(limited.values())
+        self.take_step(step, reduced)
+
+    def take_step(self, step: OptimizerStep, reduced: Sequence[Any]) -> None:
+        """Step each of `step.updates()` by its gradient, which is within limits."""
         self.optimizers.step(step, reduced)
 
     def reduced_gradients(self, step: OptimizerStep) -> list[Any]:
@@ -132,7 +136,11 @@ class LocalHosting(Hosting):
         return self._checkpoints.state_dict()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
-        return self._checkpoints.load(state, strict)
+        return self._checkpoints.load(state, strict, origins_in(state))
+
+    def origin(self, name: str) -> Origin | None:
+        """Return what tells a variable from its namesakes; None if it is unknown."""
+        return self._extended._names.origin(name)
 
 
 class LocalCheckpoints:
@@ -177,8 +185,15 @@ class LocalCheckpoints:
 
     # Restoring.
 
-    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> RestoreStatus:
+    def load(
+        self, state: Mapping[str, torch.Tensor], strict: bool, origins: Origins
+    ) -> RestoreStatus:
         """Replace values by those of a checkpoint, also of what is made later.
+
+        Args:
+            state: The values.
+            strict: Whether there has to be one for each of those that are to be saved.
+            origins: What tells namesakes of the checkpoint apart, tables included.
 
         Raises:
             NotFoundError: The checkpoint lacks something, and `strict` is set.
@@ -192,7 +207,7 @@ class LocalCheckpoints:
         present = [entry for entry in entries if entry.name in state]
         for entry in present:
             entry.require_fit(state[entry.name])
-        origins, own = origins_in(state), self._own()
+        own = self._own()
         self._refuse(exchanged(own, origins) or lacking(own, origins))
         self._names.warn_of(doubtful(own, origins))
         self._origins, self._strict, self._has_new = origins, strict, False
@@ -216,10 +231,11 @@ class LocalCheckpoints:
     # What tells variables of one name apart.
 
     def _own(self) -> dict[str, Origin]:
-        return self._of([variable.name for variable in self._hosting.variables()])
+        hosted = [one.name for one in self._hosting.parameters]
+        return self._of([*hosted, *(variable.name for variable in self._hosting.variables())])
 
     def _of(self, names: Iterable[str]) -> dict[str, Origin]:
-        found = {name: self._names.origin(name) for name in names}
+        found = {name: self._hosting.origin(name) for name in names}
         return {name: origin for name, origin in found.items() if origin is not None}
 
     def require_told_apart(self, names: Sequence[str]) -> None:

@@ -12,16 +12,19 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from stratagem._checkpoints.files import checkpoint_at
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
-from stratagem._parameter_server.checkpoints.alone import is_one_file
+from stratagem._parameter_server.alone import LocalExtended
+from stratagem._parameter_server.checkpoints.alone import Held, is_one_file
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
 from stratagem._parameter_server.checkpoints.saving import Series
-from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_storage.checkpoint.folder import Checkpoint
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import place_of, shared_place
 
@@ -93,8 +96,9 @@ class CheckpointedStrategy(Strategy):
         if isinstance(self.extended, LocalExtended):
             if is_one_file(path, (keep, extra, incremental) != (1, None, False)):
                 return super().save(path, wait)
+            require_cross_replica_or_default(self.extended, "save")
             written = self.extended._cluster.checkpoints.save(
-                path, self.state_dict(), Series(keep, incremental), extra or {}
+                path, self._held, Series(keep, incremental), extra or {}
             )
             if wait:
                 written.result()
@@ -172,10 +176,12 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-2, CKP-3, CKP-5, SHV-30.
         """
         if isinstance(self.extended, LocalExtended):
-            if store_of(place_of(path)).is_file(place_of(path)):
-                return super().restore(path, strict)
-            load = partial(self.load_state_dict, strict=strict)
-            return self.extended._cluster.checkpoints.restore(path, load)
+            require_cross_replica_or_default(self.extended, "restore")
+            load = partial(self._load, strict=strict)
+            if not store_of(place_of(path)).is_file(place_of(path)):
+                return self.extended._cluster.checkpoints.restore(path, load)
+            checkpoint = checkpoint_at(path)
+            return super().restore(path, strict) if checkpoint is None else load(checkpoint)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
@@ -222,12 +228,24 @@ class CheckpointedStrategy(Strategy):
         if isinstance(self.extended, LocalExtended):
             require_cross_replica_or_default(self.extended, "resume")
             checkpoints = self.extended._cluster.checkpoints
-            return checkpoints.resume(path, begin, self.load_state_dict, self.state_dict)
+            return checkpoints.resume(path, begin, self._load, self._held)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "resume")
         self.extended._coordination.require_programs_of_workers("resume()")
         with entered(self):
             return self.extended._cluster.resume(path, begin)
+
+    def _held(self) -> Held:
+        """Return what a program without a cluster has for a checkpoint."""
+        assert isinstance(self.extended, LocalExtended)
+        with entered(self):
+            return self.extended._hosting.held()
+
+    def _load(self, checkpoint: Checkpoint, strict: bool = True) -> RestoreStatus:
+        """Have a program without a cluster go on with a checkpoint."""
+        assert isinstance(self.extended, LocalExtended)
+        with entered(self):
+            return self.extended._hosting.load(checkpoint, strict)
 
     def roll_back(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Go back to a checkpoint, together with all workers.

@@ -10,7 +10,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core import device_names
@@ -27,22 +26,17 @@ from stratagem._core.options import (
 from stratagem._core.reduction import Axis
 from stratagem._core.update_functions import smallest_by_name
 from stratagem._core.variable_creation import NextCreator
-from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients import OptimizerStep
-from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosting import MadeElsewhere
-from stratagem._hosting.local_steps import LocalSteps
 from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.lookahead import Lookahead
 from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import (
     Coordination,
-    OneProcess,
     TrainingCluster,
 )
-from stratagem._parameter_server.forgetting import Forgetting, chosen, drop
+from stratagem._parameter_server.forgetting import Forgetting
 from stratagem._parameter_server.hosting.creation import RemoteVariables, run_update
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.hosting.task import Settings
@@ -53,7 +47,6 @@ from stratagem._parameter_server.variables.sharded_variable import ShardedCreati
 from stratagem._parameter_server.variables.shards import VariablePlacement
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._strategies.extended import StrategyExtended
-from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.input_order import BatchRead
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -506,91 +499,3 @@ class ParameterServerExtended(WorkerExtended):
 def _knows_what_was_taken(data: Iterator[Any]) -> bool:
     """Return whether an iterator gives what was read ahead of it to whoever comes next."""
     return isinstance(data, DistributedIterator)
-
-
-class _AloneHosting(HomeHosting):
-    """Takes optimizers of any consistency: with one worker all are the same."""
-
-    def __init__(self, extended: StrategyExtended, devices: Sequence[str], home: str) -> None:
-        super().__init__(extended, devices, home)
-        # How often what is in place of lent parameters was written when it was brought last.
-        self._brought: dict[int, int] = {}
-
-    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        if len(self.devices) > 1:
-            raise InvalidArgumentError(
-                "LocalSteps needs one replica in each worker, because several reduce their "
-                f"gradients first; here are {len(self.devices)}. Set num_replicas_per_worker=1"
-            )
-        return [self._lent(one) for one in parameters]
-
-    def _lent(self, parameter: nn.Parameter) -> nn.Parameter:
-        hosted = hosted_parameter(parameter)
-        assert hosted is not None and isinstance(hosted.variable, LocalVariable)
-        self.parameters.remove(hosted)
-        shared = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-        hosted.variable.follow(shared)
-        self.parameters.add(shared, hosted.variable, ())
-        return shared
-
-    def bring(self, shared: Sequence[nn.Parameter]) -> None:
-        self._brought |= {id(one): one._version for one in shared}
-
-    def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
-        return any([one._version != self._brought.get(id(one), one._version) for one in shared])
-
-    def before_replicas(self) -> None:
-        super().before_replicas()
-        for optimizer in self.optimizers_in_use:
-            if isinstance(optimizer, LocalSteps):
-                optimizer._follow()
-
-    def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
-        return super().name_optimizer(class_name)
-
-    def apply_gradients(self, step: OptimizerStep) -> None:
-        extended = self._extended
-        assert isinstance(extended, LocalExtended)
-        extended._cluster.checkpoints.require_counted(step.optimizer)
-        super().apply_gradients(step)
-        extended._cluster.checkpoints.ran()
-
-
-class LocalExtended(CentralStorageExtended):
-    """One copy of each variable, in this process. Spec: PS1-1."""
-
-    _hosting_class = _AloneHosting
-
-    def __init__(
-        self, container_strategy: Strategy, devices: Sequence[str], parameter_device: str
-    ) -> None:
-        super().__init__(container_strategy, devices, parameter_device)
-        self._cluster = OneProcess()
-
-    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        result = super()._run(fn, args, kwargs)
-        self._cluster.checkpoints.ran()
-        return result
-
-    def forget(self, objects: Sequence[object]) -> list[str]:
-        """Forget objects; see `ParameterServerStrategy.forget`."""
-        forgotten = chosen(self._container_strategy(), objects)
-        self._before_replicas()
-        drop(self._hosting, forgotten)
-        return forgotten.names
-
-    def variable_placements(self) -> list[VariablePlacement]:
-        """Return where each variable lives: in this process."""
-        return [
-            VariablePlacement(
-                variable.name,
-                tuple(variable.shape),
-                variable.dtype,
-                "/job:localhost/task:0",
-                variable.shape.numel() * variable.dtype.itemsize,
-            )
-            for variable in self._hosting.variables()
-        ]
-
-    def _close(self) -> None:
-        """There are no sessions to end."""

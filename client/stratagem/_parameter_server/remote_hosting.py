@@ -35,7 +35,11 @@ from stratagem._parameter_server.tables.lookahead import TableLookahead
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import give_memory
 from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
-from stratagem._parameter_server.tables.variable import TableVariable, require_whole_state
+from stratagem._parameter_server.tables.variable import (
+    TableVariable,
+    require_no_table,
+    require_whole_state,
+)
 from stratagem._parameter_server.variables.variable import RemoteVariable, SplitVariable, parts_of
 from stratagem._strategies.extended import StrategyExtended
 from stratagem.consistency import Consistency
@@ -358,13 +362,7 @@ class RemoteHosting(Hosting):
         self._require_one_replica("LocalSteps")
         _require_all_known(self.checkpoints.counter.is_resumed)
         found = [hosted_parameter(one) for one in parameters]
-        for hosted in filter(None, found):
-            if isinstance(hosted.variable, TableVariable):
-                raise InvalidArgumentError(
-                    f"{hosted.name!r} is a table, whose rows stay on the servers: give it a "
-                    "DistributedOptimizer of its own, and LocalSteps the dense parameters",
-                    variable=hosted.name,
-                )
+        require_no_table(one.variable for one in found if one is not None)
         # What the program has loaded goes to the servers while it is theirs.
         self.refresh_parameters()
         self._lends = True

@@ -21,8 +21,9 @@ from stratagem._hosting.hosting import MadeElsewhere
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.torch_patches import defer_compiler
 from stratagem._local.one_copy import default_parameter_device
+from stratagem._parameter_server.alone import LocalExtended
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
-from stratagem._parameter_server.extended import LocalExtended, ParameterServerExtended
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.task import (
     Settings,
     member_of,

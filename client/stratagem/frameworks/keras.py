@@ -16,7 +16,7 @@ from torch import nn
 
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.optimizer import DistributedOptimizer
-from stratagem._parameter_server.extended import LocalExtended
+from stratagem._parameter_server.alone import LocalExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._strategies.strategy import get_strategy
 from stratagem.frameworks._handover import (

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import stratagem
 from stratagem import (
-    ContextError,
     DistributedOptimizer,
     InvalidArgumentError,
     ParameterServerStrategy,
@@ -154,12 +152,6 @@ def test_initial_values_can_be_chosen(strategy: ParameterServerStrategy) -> None
     assert (table(KEYS) == 0.5).all()
     rows = drawn(torch.arange(10_000) * 2**49 - 2**62).detach()
     assert_same(rows, nn.init.trunc_normal_(torch.empty(20_000), 1.0, 0.5, a=0.75, b=1.25))
-
-
-def test_it_needs_servers() -> None:
-    wanted = pytest.raises(ContextError, match="keeps its rows on parameter servers")
-    with stratagem.OneDeviceStrategy("CPU:0").scope(), wanted:
-        DynamicEmbedding(2)
 
 
 @pytest.mark.parametrize(

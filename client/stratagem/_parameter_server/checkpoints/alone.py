@@ -9,14 +9,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from stratagem._checkpoints.files import message_of, state_of, writer
+from stratagem._checkpoints.files import message_of, writer
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption, origins_in
 from stratagem._parameter_server.checkpoints.progress import (
     ENDED,
@@ -75,6 +77,31 @@ def is_one_file(path: str | os.PathLike[str], has_options: bool) -> bool:
             "incremental out, or give the path of a folder, such as 'run'"
         )
     return is_one
+
+
+class SavedTables(Protocol):
+    """The rows of tables as of one moment."""
+
+    def contents(self, base: Checkpoint | None) -> list[Content]:
+        """Return what there is to write, or what differs from an earlier checkpoint."""
+
+    def taken(self, contents: Sequence[Content]) -> Iterator[torch.Tensor]:
+        """Yield the values of contents once."""
+
+    def close(self) -> None:
+        """Release what is kept for them."""
+
+
+class Held(NamedTuple):
+    """What a program has for a checkpoint.
+
+    Attributes:
+        state: Values by name, which nobody changes from now on.
+        tables: The rows of tables, if there are some.
+    """
+
+    state: State
+    tables: SavedTables | None = None
 
 
 class AloneCheckpoints:
@@ -154,30 +181,31 @@ class AloneCheckpoints:
     def save(
         self,
         path: str | os.PathLike[str],
-        state: State,
+        held: Callable[[], Held],
         series: Series,
         extra: Mapping[str, Any],
         ended: bool = False,
     ) -> Future[None]:
-        """Save a state, which nobody changes from now on, as a checkpoint of a folder."""
-        contents = Contents(state, extra, 1, ended)
+        """Save what the program has as a checkpoint of a folder."""
+        place, key = absolute_place(path), CHECKPOINT_KEY_FILE.from_environment()
+        contents = Contents({}, extra, 1, ended)
         states = {**self._states, **({STEPS: self._position} if self._counts else {})}
-        self._has_run = True
         workers = {"count": 1, "states": {TASK: json.loads(states_as_json(states))}}
-        key = CHECKPOINT_KEY_FILE.from_environment()
-        work = partial(_save, absolute_place(path), contents, series, workers, key)
+        state, tables = held()
+        contents, self._has_run = replace(contents, local=state), True
+        work = partial(_save, place, contents, tables, series, workers, key)
         return writer.start(work)
 
     def restore(
         self,
         path: str | os.PathLike[str],
-        load: Callable[[State], RestoreStatus],
+        load: Callable[[Checkpoint], RestoreStatus],
     ) -> RestoreStatus:
         """Have a checkpoint of a folder loaded, and go on where it was saved."""
         return self._restore(open_checkpoint(place_of(path), policy_of_environment()), load)
 
     def _restore(
-        self, checkpoint: Checkpoint, load: Callable[[State], RestoreStatus]
+        self, checkpoint: Checkpoint, load: Callable[[Checkpoint], RestoreStatus]
     ) -> RestoreStatus:
         index = checkpoint.index
         known, count = index.workers.get("states", {}), index.workers.get("count", 0)
@@ -197,7 +225,7 @@ class AloneCheckpoints:
                 "does not say how many it had taken; start the program again to go back to it, and "
                 "say where to begin: strategy.steps(stop, start=...)"
             )
-        status = load(state_of(checkpoint))
+        status = load(checkpoint)
         if position is not None or not self._is_inside:
             self._is_known, self._position = position is not None, position or 0
         self._step_ran = True  # what runs in this step is none of a step after the checkpoint
@@ -212,8 +240,8 @@ class AloneCheckpoints:
         self,
         path: str | os.PathLike[str],
         begin: Callable[[], object] | None,
-        load: Callable[[State], RestoreStatus],
-        state: Callable[[], State],
+        load: Callable[[Checkpoint], RestoreStatus],
+        held: Callable[[], Held],
     ) -> Resumption:
         """Go on with the latest checkpoint of a folder, or begin; see `resume` of the strategy."""
         if self._has_run or self._is_known or self._is_resumed:
@@ -242,7 +270,7 @@ class AloneCheckpoints:
                     "left out; call it behind the loop"
                 )
             if not self._ended:
-                self.save(path, state(), Series(keep, incremental=False), last, True).result()
+                self.save(path, held, Series(keep, incremental=False), last, True).result()
                 self._ended = True
 
         return Resumption(folder, extra, self._position, self._ended, finish)
@@ -265,28 +293,43 @@ class AloneCheckpoints:
 
 
 def _save(
-    root: Place, contents: Contents, series: Series, workers: Mapping[str, Any], key: str
+    root: Place,
+    contents: Contents,
+    tables: SavedTables | None,
+    series: Series,
+    workers: Mapping[str, Any],
+    key: str,
 ) -> None:
-    base = latest_base(root, key) if series.incremental else None
-    try:
-        described = _described(contents.local, base)
-    except DataLossError as error:
-        _LOG.warning("the next checkpoint will have all rows, since %s", error)
-        described = _described(contents.local, base := None)
-    new = NewCheckpoint(root)
-    try:
-        values = (part for one, value in described for part in _values(one, value))
-        options = WriteOptions(has_digests=bool(key))
-        listed = [one for one, _ in described]
-        part = write_part(new.folder, LOCAL_PART, listed, values, options=options)
-        beside = base.as_base if base is not None else None
-        index = Index.of_parts([part], {}, contents.extra, workers, beside)
-        now = time.time_ns() // 1_000_000
-        published = Published(now, secrets.token_bytes(SESSION_ID_BYTES), now)
-        new.commit(replace(index, published=published, ended=contents.ended), series.keep, key)
-    except BaseException:
-        new.abandon()
-        raise
+    with ExitStack() as closing:
+        if tables is not None:
+            closing.callback(tables.close)
+        base = latest_base(root, key) if series.incremental else None
+        try:
+            described, rows = _described(contents.local, base), _rows_of(tables, base)
+        except DataLossError as error:
+            _LOG.warning("the next checkpoint will have all rows, since %s", error)
+            base = None
+            described, rows = _described(contents.local, None), _rows_of(tables, None)
+        new = NewCheckpoint(root)
+        try:
+            values = chain.from_iterable(_values(one, value) for one, value in described)
+            if tables is not None:
+                values = chain(values, tables.taken(rows))
+            options = WriteOptions(has_digests=bool(key))
+            listed = [*(one for one, _ in described), *rows]
+            part = write_part(new.folder, LOCAL_PART, listed, values, options=options)
+            beside = base.as_base if base is not None else None
+            index = Index.of_parts([part], {}, contents.extra, workers, beside)
+            now = time.time_ns() // 1_000_000
+            published = Published(now, secrets.token_bytes(SESSION_ID_BYTES), now)
+            new.commit(replace(index, published=published, ended=contents.ended), series.keep, key)
+        except BaseException:
+            new.abandon()
+            raise
+
+
+def _rows_of(tables: SavedTables | None, base: Checkpoint | None) -> list[Content]:
+    return [] if tables is None else tables.contents(base)
 
 
 def _described(state: State, base: Checkpoint | None) -> list[tuple[Content, torch.Tensor]]:

@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -205,6 +205,28 @@ def current_recorder() -> AllocationRecorder | None:
     """Return the recorder of this thread's innermost scope, None without one."""
     recorders = _recorders()
     return recorders[-1] if recorders else None
+
+
+@contextmanager
+def of_keys() -> Iterator[None]:
+    """Scope of this thread in which all gets memory but the weight of a `DynamicEmbedding`."""
+    before, _thread.are_keys_taken = _takes_keys(), True
+    try:
+        yield
+    finally:
+        _thread.are_keys_taken = before
+
+
+def _takes_keys() -> bool:
+    return getattr(_thread, "are_keys_taken", False)
+
+
+def taking_keys() -> AbstractContextManager[object] | None:
+    """Return what the weight of a `DynamicEmbedding` is allocated in; None outside of a scope."""
+    recorder = current_recorder()
+    if recorder is not None:
+        return recorder.taking_all()
+    return AllocationRecorder(-1) if _takes_keys() else None
 
 
 def _recorders() -> list[AllocationRecorder]:

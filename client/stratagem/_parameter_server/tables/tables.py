@@ -175,6 +175,8 @@ class HostedTable(HostedParameter):
     gradient.
     """
 
+    is_here = False
+
     def __init__(
         self, table: TableVariable, parameter: TableParameter, devices: Sequence[torch.device]
     ) -> None:
@@ -242,13 +244,12 @@ class Tables:
 
     def prepare(self, adoption: Adoption) -> None:
         """Turn a parameter that is to be a table into one."""
-        parameter = adoption.parameter
-        rows = taken_rows(parameter, f"parameter {adoption.name!r} of {adoption.module_path}")
+        parameter, is_made_there = adoption.parameter, take_rows(adoption)
         if isinstance(parameter, TableView):
             _become(parameter, Parameter(parameter.detach().clone(), parameter.requires_grad))
-        if rows is not None:
-            _become(parameter, _of_rows(adoption, rows))
-        elif _is_sparse_weight(adoption) and not isinstance(parameter, TableParameter):
+        if is_made_there or isinstance(parameter, TableParameter):
+            return
+        if _is_sparse_weight(adoption):
             _become(parameter, _of_value(parameter))
 
     def placed(self, creation: RemoteCreation, adoption: Adoption) -> TableVariable:
@@ -313,6 +314,36 @@ def _is_sparse_weight(adoption: Adoption) -> bool:
         isinstance(module, nn.Embedding | nn.EmbeddingBag) and key == "weight" and module.sparse
         for module, key in adoption.owners
     )
+
+
+def take_rows(adoption: Adoption) -> bool:
+    """Turn a parameter without memory into what has rows made for it; return whether it is one."""
+    parameter = adoption.parameter
+    rows = taken_rows(parameter, f"parameter {adoption.name!r} of {adoption.module_path}")
+    if rows is None:
+        return False
+    _become(parameter, _of_rows(adoption, rows))
+    return True
+
+
+def table_of_keys(
+    store: AnyStore, ordinal: int, adoption: Adoption, loading: Loading
+) -> DynamicTable:
+    """Return the table, in one part, of a `DynamicEmbedding`, which does not exist yet."""
+    limits = _limits(adoption)
+    if limits is None:
+        raise InvalidArgumentError(
+            f"parameter {adoption.name!r} of {adoption.module_path} has no memory, and is not that "
+            "of a DynamicEmbedding any more; keep the module whose `weight` it is",
+            variable=adoption.name,
+        )
+    parameter = cast(TableParameter, adoption.parameter)
+    _require_row_dtype(adoption, parameter)
+    layout = KeyLayout((0,))
+    (part,) = _parts(layout, _contents(parameter, limits), limits)
+    make, traits, owner = _shard(adoption, part)
+    shard = make(store, Place(0, ordinal), traits, part.value, owner)
+    return DynamicTable(store, _traits(adoption), [shard], layout, TableAccess(META_ABOVE, loading))
 
 
 def _of_rows(adoption: Adoption, rows: InitialRows) -> Parameter:
@@ -424,6 +455,14 @@ def _parts(layout: Layout, contents: torch.Tensor, limits: KeyLimits | None) -> 
 def _placed_shard(
     creation: RemoteCreation, adoption: Adoption, part: _Part, demand: Demand
 ) -> TableShard:
+    make, traits, owner = _shard(adoption, part)
+    return creation.made(make, traits, part.value, owner, demand)
+
+
+def _shard(
+    adoption: Adoption, part: _Part
+) -> tuple[Callable[..., TableShard], VariableTraits, Owner]:
+    """Return what makes a part of a table, with its traits and what it belongs to."""
     initial = cast(TableParameter, adoption.parameter).initial
     make: Callable[..., TableShard] = TableShard
     if isinstance(initial, InitialRows):
@@ -433,8 +472,7 @@ def _placed_shard(
         make = partial(make, lazy=LazyRows(initial.initializer(), spec))
     traits = _traits(adoption)
     named = replace(traits, name=traits.name + part.suffix)
-    owner = Owner(adoption.module_path, part.shard)
-    return creation.made(make, named, part.value, owner, demand)
+    return make, named, Owner(adoption.module_path, part.shard)
 
 
 def _traits(adoption: Adoption) -> VariableTraits:

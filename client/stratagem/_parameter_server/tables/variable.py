@@ -379,6 +379,17 @@ def require_whole_state(variables: Iterable[Variable]) -> None:
             )
 
 
+def require_no_table(variables: Iterable[Variable]) -> None:
+    """Refuse tables, of which no process has a copy, to local steps."""
+    for variable in variables:
+        if isinstance(variable, TableVariable):
+            raise InvalidArgumentError(
+                f"{variable.name!r} is a table, whose rows stay on the servers: give it a "
+                "DistributedOptimizer of its own, and LocalSteps the dense parameters",
+                variable=variable.name,
+            )
+
+
 def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -> None:
     """Pull the rows of many lookups that are to come, by one request of each server.
 
@@ -518,6 +529,16 @@ class DynamicTable(TableVariable):
     @property
     def is_readable(self) -> bool:
         return False
+
+    def read_whole(self) -> torch.Tensor:
+        """Refuse to."""
+        raise InvalidArgumentError(
+            f"{self.name!r} has rows of keys, and so no end, and there is nothing for what reads "
+            "or writes all of it, as state_dict() and copies do. What was trained is written by "
+            "strategy.export(module, PATH, stored_rows=True), or as a checkpoint by "
+            "strategy.save(FOLDER). Single rows come by torch.nn.functional.embedding",
+            variable=self.name,
+        )
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
