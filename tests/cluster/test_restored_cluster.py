@@ -100,7 +100,7 @@ def test_a_folder_without_a_checkpoint_is_named(
 
 def test_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
     """A program without a cluster saves one, which has no parts of servers."""
-    file = tmp_path / "saved"
+    file = tmp_path / "saved.safetensors"
     strategy = stratagem.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         stratagem.Variable(1.0, name="one")

@@ -219,6 +219,9 @@ class Hosting(ABC):
         if len(self.devices) > 1:
             self.parameters.note_replicas_work()
 
+    def ran(self) -> None:  # noqa: B027 - few have to
+        """Note that a `run` has ended without an error."""
+
     def unshared_writes(self) -> Sequence[str]:
         """Return the names of parameters that the program wrote and other workers do not know."""
         return ()

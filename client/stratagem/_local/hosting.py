@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,6 +42,10 @@ from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError, InvalidArgumentError, NotFoundError
 from stratagem_proto.programs.optimizers import SlotName
 
+if TYPE_CHECKING:
+    from stratagem._checkpoints.alone import AloneCheckpoints, Held
+    from stratagem_storage.checkpoint.folder import Checkpoint
+
 
 class LocalHosting(Hosting):
     """Hosts modules in this process, and steps torch's optimizers in it."""
@@ -55,6 +59,8 @@ class LocalHosting(Hosting):
         super().__init__(extended, devices, elsewhere)
         self.optimizers: LocalOptimizers = LocalOptimizers()
         self._checkpoints = LocalCheckpoints(self)
+        self._folders: AloneCheckpoints | None = None
+        self._has_run = False
 
     # Modules.
 
@@ -93,6 +99,12 @@ class LocalHosting(Hosting):
     # Optimizers.
 
     def apply_gradients(self, step: OptimizerStep) -> None:
+        if self._folders is not None:
+            self._folders.require_counted(step.optimizer)
+        self._apply(step)
+        self.ran()
+
+    def _apply(self, step: OptimizerStep) -> None:
         reduced = self.reduced_gradients(step)
         if step.limiter.limits:
             names = [update.variable.name for update in step.updates()]
@@ -128,6 +140,32 @@ class LocalHosting(Hosting):
         self._checkpoints.before_use()
 
     # Checkpoints.
+
+    @property
+    def folders(self) -> AloneCheckpoints:
+        """The program's folders of checkpoints; most write none, and load nothing for it."""
+        if self._folders is None:
+            from stratagem._checkpoints.alone import AloneCheckpoints
+
+            self._folders = AloneCheckpoints(self._has_run)
+        return self._folders
+
+    def ran(self) -> None:
+        self._has_run = True
+        if self._folders is not None:
+            self._folders.ran()
+
+    def held(self) -> Held:
+        """Return all that is to be in a checkpoint of a folder, as of now."""
+        from stratagem._checkpoints.alone import Held
+
+        return Held(self.state_dict())
+
+    def load(self, checkpoint: Checkpoint, strict: bool) -> RestoreStatus:
+        """Replace values by those of a checkpoint, also of what is made later."""
+        from stratagem._checkpoints.files import state_of
+
+        return self.load_state_dict(state_of(checkpoint), strict)
 
     def created(self, variable: Variable) -> None:
         self._checkpoints.restore_variable(variable)

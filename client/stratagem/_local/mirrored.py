@@ -40,6 +40,7 @@ from stratagem._core.variables import LocalVariable, Variable
 from stratagem._hosting.other_steps import workers
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.hosting import CopiesHosting, Unite
+from stratagem._local.one_process import OneProcessStrategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
@@ -449,7 +450,7 @@ def require_mean_exists(variable: Variable) -> None:
         )
 
 
-class MirroredStrategy(Strategy):
+class MirroredStrategy(OneProcessStrategy):
     """Synchronous training on several devices of one machine.
 
     Each variable, and each parameter of a module built in scope, has a copy on every device.

@@ -29,6 +29,7 @@ from stratagem._hosting.default_strategy import OneReplicaExtended
 from stratagem._input.iterator import DistributedIterator
 from stratagem._local.hosting import CopiesHosting, LocalHosting
 from stratagem._local.mirrored import created_copies
+from stratagem._local.one_process import OneProcessStrategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
-class OneDeviceStrategy(Strategy):
+class OneDeviceStrategy(OneProcessStrategy):
     """Variables and the only replica on one device.
 
     A way to try code that is written for several replicas: it takes the same paths.
@@ -136,7 +137,7 @@ class _OneDeviceExtended(OneReplicaExtended):
         return variable
 
 
-class CentralStorageStrategy(Strategy):
+class CentralStorageStrategy(OneProcessStrategy):
     """Variables on one device of this machine, replicas on several.
 
     Gradients are reduced and applied where the variables are, and the parameters of modules follow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from stratagem._checkpoints.alone import Held
 from stratagem._checkpoints.files import origins_in_checkpoint, state_of
 from stratagem._checkpoints.restoring import RestoreStatus, UnusedOfSeveral
 from stratagem._core.names import Origin
@@ -19,7 +20,6 @@ from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Slots
 from stratagem._hosting.local_steps import LocalSteps
 from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
-from stratagem._parameter_server.checkpoints.alone import Held
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.forgetting import chosen, drop
 from stratagem._parameter_server.tables.parameter import TableParameter
@@ -212,13 +212,6 @@ class AloneHosting(HomeHosting):
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         return super().name_optimizer(class_name)
 
-    def apply_gradients(self, step: OptimizerStep) -> None:
-        extended = self._extended
-        assert isinstance(extended, LocalExtended)
-        extended._cluster.checkpoints.require_counted(step.optimizer)
-        super().apply_gradients(step)
-        extended._cluster.checkpoints.ran()
-
 
 class LocalExtended(CentralStorageExtended):
     """One copy of each variable, in this process. Spec: PS1-1."""
@@ -234,11 +227,9 @@ class LocalExtended(CentralStorageExtended):
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         try:
-            result = super()._run(fn, args, kwargs)
+            return super()._run(fn, args, kwargs)
         finally:
             self._hosting.end_run()
-        self._cluster.checkpoints.ran()
-        return result
 
     def forget(self, objects: Sequence[object]) -> list[str]:
         """Forget objects; see `ParameterServerStrategy.forget`."""

@@ -6,30 +6,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from stratagem._checkpoints.files import checkpoint_at
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption
+from stratagem._checkpoints.series import Series
 from stratagem._core.contexts import entered, require_cross_replica_or_default
 from stratagem._core.variables import Variable
+from stratagem._local.one_process import OneProcessStrategy
 from stratagem._parameter_server.alone import LocalExtended
-from stratagem._parameter_server.checkpoints.alone import Held, is_one_file
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
-from stratagem._parameter_server.checkpoints.saving import Series
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_storage.checkpoint.folder import Checkpoint
-from stratagem_storage.stores import store_of
-from stratagem_storage.stores.places import place_of, shared_place
+from stratagem_storage.stores.places import shared_place
 
 
-class CheckpointedStrategy(Strategy):
+class CheckpointedStrategy(OneProcessStrategy):
     """A strategy whose variables are on the servers of a cluster, if there is one."""
 
     @property
@@ -94,15 +89,7 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-3, CKP-4, SHV-30, SHV-31.
         """
         if isinstance(self.extended, LocalExtended):
-            if is_one_file(path, (keep, extra, incremental) != (1, None, False)):
-                return super().save(path, wait)
-            require_cross_replica_or_default(self.extended, "save")
-            written = self.extended._cluster.checkpoints.save(
-                path, self._held, Series(keep, incremental), extra or {}
-            )
-            if wait:
-                written.result()
-            return written
+            return super().save(path, wait, keep, extra, incremental)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
@@ -134,7 +121,10 @@ class CheckpointedStrategy(Strategy):
             InvalidTypeError: It lacks a method.
             InvalidArgumentError: The state is not for JSON, or larger than 64 KiB.
         """
-        self.extended._cluster.register_for_checkpointing(name, stateful)
+        if isinstance(self.extended, LocalExtended):
+            super().register_for_checkpointing(name, stateful)
+        else:
+            self.extended._cluster.register_for_checkpointing(name, stateful)
 
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Replace values, and the state of optimizers, by those of a checkpoint.
@@ -176,12 +166,7 @@ class CheckpointedStrategy(Strategy):
         Spec: CKP-2, CKP-3, CKP-5, SHV-30.
         """
         if isinstance(self.extended, LocalExtended):
-            require_cross_replica_or_default(self.extended, "restore")
-            load = partial(self._load, strict=strict)
-            if not store_of(place_of(path)).is_file(place_of(path)):
-                return self.extended._cluster.checkpoints.restore(path, load)
-            checkpoint = checkpoint_at(path)
-            return super().restore(path, strict) if checkpoint is None else load(checkpoint)
+            return super().restore(path, strict)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
@@ -226,26 +211,12 @@ class CheckpointedStrategy(Strategy):
         Otherwise as `restore`. Optimizers then step only within loops over `steps`.
         """
         if isinstance(self.extended, LocalExtended):
-            require_cross_replica_or_default(self.extended, "resume")
-            checkpoints = self.extended._cluster.checkpoints
-            return checkpoints.resume(path, begin, self._load, self._held)
+            return super().resume(path, begin)
         shared_place(path)
         require_cross_replica_or_default(self.extended, "resume")
         self.extended._coordination.require_programs_of_workers("resume()")
         with entered(self):
             return self.extended._cluster.resume(path, begin)
-
-    def _held(self) -> Held:
-        """Return what a program without a cluster has for a checkpoint."""
-        assert isinstance(self.extended, LocalExtended)
-        with entered(self):
-            return self.extended._hosting.held()
-
-    def _load(self, checkpoint: Checkpoint, strict: bool = True) -> RestoreStatus:
-        """Have a program without a cluster go on with a checkpoint."""
-        assert isinstance(self.extended, LocalExtended)
-        with entered(self):
-            return self.extended._hosting.load(checkpoint, strict)
 
     def roll_back(self, path: str | os.PathLike[str], strict: bool = True) -> RestoreStatus:
         """Go back to a checkpoint, together with all workers.
@@ -307,8 +278,9 @@ class CheckpointedStrategy(Strategy):
 
         Without a cluster, only a checkpoint that is restored keeps the place of this program.
         """
-        if isinstance(self.extended, ParameterServerExtended):
-            self.extended._coordination.require_no_functions()
+        if isinstance(self.extended, LocalExtended):
+            return super().steps(stop, start)
+        self.extended._coordination.require_no_functions()
         return self.extended._cluster.steps(stop, start)
 
     def snapshot(self) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption
+from stratagem._checkpoints.series import Series
 from stratagem._cluster.tasks import Membership
 from stratagem._core.contexts import entered, runs_on_a_worker
 from stratagem._core.protocols import AnyStrategy
@@ -22,10 +23,9 @@ from stratagem._core.variables import Variable
 from stratagem._input.iterator import DistributedDataset
 from stratagem._input.pipeline import InputPipeline
 from stratagem._input.read_order import can_be_read_again
-from stratagem._parameter_server.checkpoints.alone import AloneCheckpoints
 from stratagem._parameter_server.checkpoints.progress import COUNTS_OR_COORDINATES
 from stratagem._parameter_server.checkpoints.publishing import PeriodicPublishing
-from stratagem._parameter_server.checkpoints.saving import Series, snapshot_of
+from stratagem._parameter_server.checkpoints.saving import snapshot_of
 from stratagem._parameter_server.hosting.steps import encoded_consistency, report_of
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.meeting import BufferMeans, Gathering
@@ -253,14 +253,7 @@ class TrainingCluster:
 
 
 class OneProcess:
-    """What takes the place of a `TrainingCluster` where there is no cluster.
-
-    Attributes:
-        checkpoints: The folders of checkpoints, and how far the program is.
-    """
-
-    def __init__(self) -> None:
-        self.checkpoints = AloneCheckpoints()
+    """What takes the place of a `TrainingCluster` where there is no cluster."""
 
     def barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""
@@ -275,14 +268,6 @@ class OneProcess:
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return that nothing holds workers together."""
         return {}
-
-    def steps(self, stop: int, start: int | None) -> Iterator[int]:
-        """Count the steps of the program; see `ParameterServerStrategy.steps`."""
-        return self.checkpoints.steps(stop, start)
-
-    def register_for_checkpointing(self, name: str, stateful: Any) -> None:
-        """Have checkpoints contain a state; see `register_for_checkpointing` of the strategy."""
-        self.checkpoints.register(name, stateful)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context in which nobody else changes anything: any."""

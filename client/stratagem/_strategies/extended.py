@@ -170,7 +170,10 @@ class StrategyExtended(StrategyHooks):
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._before_run()
-        return self._call_for_each_replica(fn, args, kwargs)
+        result = self._call_for_each_replica(fn, args, kwargs)
+        if self._hosting is not None:
+            self._hosting.ran()
+        return result
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: object = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import stratagem
 from stratagem import DistributedOptimizer, FailedPreconditionError, ParameterServerStrategy
+from stratagem._local.one_process import OneProcessStrategy
 from stratagem.nn import Embedding
 from stratagem_storage.checkpoint.folder import LOCAL_PART, open_checkpoint
 from tests.client.clusters import Cluster, running
@@ -33,10 +36,26 @@ class Model(nn.Module):
         return answers
 
 
+Alone = Callable[[], OneProcessStrategy]
+"""Makes a strategy whose variables are in this process."""
+
+ALONE: dict[str, Alone] = {
+    "servers": ParameterServerStrategy,
+    "one device": lambda: stratagem.OneDeviceStrategy("CPU:0"),
+    "mirrored": lambda: stratagem.MirroredStrategy(["CPU:0"]),
+    "central": lambda: stratagem.CentralStorageStrategy(["CPU:0"]),
+}
+
+
+@pytest.fixture(params=ALONE)
+def alone(request: pytest.FixtureRequest) -> Alone:
+    return ALONE[request.param]
+
+
 class Program:
     """A program that trains, and that runs alone or on servers."""
 
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
+    def __init__(self, strategy: OneProcessStrategy) -> None:
         self.strategy = strategy
         with strategy.scope():
             self.model = Model()
@@ -83,10 +102,11 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 def test_a_folder_keeps_checkpoints_with_extra_and_goes_on_where_the_data_were(
+    alone: Alone,
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
-    first = Program(ParameterServerStrategy())
+    first = Program(alone())
     for epoch in range(3):
         first.step()
         first.strategy.save(folder, keep=2, extra={"epoch": epoch})
@@ -98,22 +118,23 @@ def test_a_folder_keeps_checkpoints_with_extra_and_goes_on_where_the_data_were(
         "checkpoint-4",
     ]
 
-    second = Program(ParameterServerStrategy())
+    second = Program(alone())
     status = second.strategy.restore(folder)
     assert status.assert_consumed().extra == {"epoch": 3}
     assert_same(second.values(), saved)
     assert second.step() == 24.0
     # With the state of its optimizers, it trains as a program that never stopped.
-    third = Program(ParameterServerStrategy())
+    third = Program(alone())
     third.strategy.restore(folder / "checkpoint-3")
     assert third.step() == 24.0
     assert_same(third.values(), second.values())
 
 
 def test_an_incremental_checkpoint_has_what_differs_and_is_as_good_as_a_whole_one(
+    alone: Alone,
     tmp_path: Path,
 ) -> None:
-    folder, program = tmp_path / "run", Program(ParameterServerStrategy())
+    folder, program = tmp_path / "run", Program(alone())
     for _ in range(4):
         program.step()
         program.strategy.save(folder, incremental=True)
@@ -124,7 +145,7 @@ def test_an_incremental_checkpoint_has_what_differs_and_is_as_good_as_a_whole_on
     assert changed is not None and changed.count == 8
     for name, entry in whole.index.tensors.items():
         assert torch.equal(last.tensor(last.index.tensors[name]), whole.tensor(entry)), name
-    again = Program(ParameterServerStrategy())
+    again = Program(alone())
     again.strategy.restore(folder)
     assert_same(again.values(), program.values())
 
@@ -168,36 +189,37 @@ def test_a_checkpoint_of_a_cluster_goes_on_alone_and_beside_it_increments(
 
 
 def test_a_loop_over_steps_goes_back_with_its_checkpoint(tmp_path: Path) -> None:
-    program, taken = Program(ParameterServerStrategy()), []
-    for step in program.strategy.steps(4):
+    strategy, taken = ParameterServerStrategy(), []
+    program = Program(strategy)
+    for step in strategy.steps(4):
         program.step()
         taken.append(step)
         if step == 1:
-            program.strategy.save(tmp_path / "run")
+            strategy.save(tmp_path / "run")
         if taken == [0, 1, 2]:
-            program.strategy.roll_back(tmp_path / "run")
+            strategy.roll_back(tmp_path / "run")
     assert taken == [0, 1, 2, 2, 3]
     assert program.seen.numpy() == 4
     other = ParameterServerStrategy()
     other.save(tmp_path / "nobody counted")
     with pytest.raises(FailedPreconditionError, match="counts its steps"):
-        program.strategy.restore(tmp_path / "nobody counted")
+        strategy.restore(tmp_path / "nobody counted")
 
 
-def test_a_path_that_ends_in_safetensors_is_one_file(tmp_path: Path) -> None:
-    program = Program(ParameterServerStrategy())
+def test_a_path_that_ends_in_safetensors_is_one_file(alone: Alone, tmp_path: Path) -> None:
+    program = Program(alone())
     program.step()
     program.strategy.save(tmp_path / "model.safetensors")
     assert (tmp_path / "model.safetensors").is_file()
-    again = Program(ParameterServerStrategy())
+    again = Program(alone())
     again.strategy.restore(tmp_path / "model.safetensors")
     assert_same(again.values(), program.values())
 
 
 def test_beside_a_damaged_checkpoint_an_incremental_one_is_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    alone: Alone, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = Program(ParameterServerStrategy())
+    program = Program(alone())
     program.strategy.save(tmp_path, incremental=True)
     part = tmp_path / "checkpoint-1" / LOCAL_PART
     part.write_bytes(part.read_bytes()[:-1] + b"\xff")
@@ -208,8 +230,8 @@ def test_beside_a_damaged_checkpoint_an_incremental_one_is_whole(
     assert latest.base is None
 
 
-def test_a_reader_follows_what_a_lone_program_saves(tmp_path: Path) -> None:
-    program = Program(ParameterServerStrategy())
+def test_a_reader_follows_what_a_lone_program_saves(alone: Alone, tmp_path: Path) -> None:
+    program = Program(alone())
     program.step()
     program.strategy.save(tmp_path / "run", incremental=True)
     with stratagem.Reader(tmp_path / "run") as reader:
@@ -222,7 +244,7 @@ def test_a_reader_follows_what_a_lone_program_saves(tmp_path: Path) -> None:
         assert torch.equal(model(users), program.model(users))
 
 
-def run_of(strategy: ParameterServerStrategy, folder: Path, steps: int) -> list[float]:
+def run_of(strategy: OneProcessStrategy, folder: Path, steps: int) -> list[float]:
     """Takes some steps of six, and ends the run after the last."""
     program, taken = Program(strategy), list[float]()
     run = strategy.resume(folder)
@@ -240,18 +262,20 @@ def run_of(strategy: ParameterServerStrategy, folder: Path, steps: int) -> list[
 
 
 def test_a_run_is_resumed_alone_in_a_cluster_and_alone_again(
-    cluster: Cluster, tmp_path: Path
+    alone: Alone, cluster: Cluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    assert run_of(ParameterServerStrategy(), folder, 2) == [0.0, 8.0]
+    assert run_of(alone(), folder, 2) == [0.0, 8.0]
     with cluster.strategy() as strategy:
         assert run_of(strategy, folder, 2) == [16.0, 24.0]
-    assert run_of(ParameterServerStrategy(), folder, 9) == [32.0, 40.0]
-    assert run_of(ParameterServerStrategy(), folder, 9) == []
+    assert run_of(alone(), folder, 9) == [32.0, 40.0]
+    assert run_of(alone(), folder, 9) == []
 
 
-def test_what_resuming_alone_would_lose_or_take_twice_is_refused(tmp_path: Path) -> None:
-    program = Program(ParameterServerStrategy())
+def test_what_resuming_alone_would_lose_or_take_twice_is_refused(
+    alone: Alone, tmp_path: Path
+) -> None:
+    program = Program(alone())
     begun = list[str]()
     run = program.strategy.resume(tmp_path / "run", lambda: begun.append("begun"))
     assert (run.checkpoint, run.position, begun) == ("", 0, ["begun"])
@@ -266,10 +290,48 @@ def test_what_resuming_alone_would_lose_or_take_twice_is_refused(tmp_path: Path)
     run.finish()
     with pytest.raises(FailedPreconditionError, match="an ended run takes no more steps"):
         list(program.strategy.steps(1))
-    again = Program(ParameterServerStrategy())
+    again = Program(alone())
     ended = again.strategy.resume(tmp_path / "run")
     assert (ended.ended, ended.position) == (True, 1)
-    others = ParameterServerStrategy()
+    others = alone()
     others.save(tmp_path / "uncounted")
     with pytest.raises(FailedPreconditionError, match="does not say how many steps"):
-        Program(ParameterServerStrategy()).strategy.resume(tmp_path / "uncounted")
+        Program(alone()).strategy.resume(tmp_path / "uncounted")
+
+
+def test_copies_of_two_replicas_go_on_as_one(tmp_path: Path) -> None:
+    stratagem.config.set_logical_cpus(2)
+
+    def trained(strategy: OneProcessStrategy, steps: int) -> torch.Tensor:
+        with strategy.scope():
+            model = nn.Linear(2, 1)
+        optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+        def step(rows: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+
+        run = strategy.resume(tmp_path / "run")
+        batches = iter(strategy.experimental_distribute_dataset([torch.ones(4, 2)] * 9))
+        for number in strategy.steps(run.position + steps):
+            strategy.run(step, args=(next(batches),))
+            strategy.save(tmp_path / "run", keep=2, incremental=bool(number))
+        return model.weight.detach().clone()
+
+    first = trained(stratagem.MirroredStrategy(["CPU:0", "CPU:1"]), 3)
+    assert torch.equal(trained(stratagem.OneDeviceStrategy("CPU:0"), 0), first)
+    second = trained(stratagem.MirroredStrategy(["CPU:0", "CPU:1"]), 2)
+    assert not torch.equal(second, first)
+    assert torch.equal(trained(stratagem.CentralStorageStrategy(["CPU:0", "CPU:1"]), 0), second)
+
+
+def test_strategies_of_one_device_load_no_protobuf_before_they_write_a_folder() -> None:
+    program = (
+        "import sys, torch, stratagem\n"
+        "strategy = stratagem.OneDeviceStrategy('CPU:0')\n"
+        "with strategy.scope(): model = torch.nn.Linear(1, 1)\n"
+        "strategy.run(lambda: model(torch.ones(1, 1)))\n"
+        "assert not [one for one in sys.modules if one.startswith('google.protobuf')]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

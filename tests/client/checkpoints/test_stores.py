@@ -30,13 +30,15 @@ def test_a_strategy_of_one_machine_saves_to_memory(memory: str) -> None:
     strategy = stratagem.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         kept = Variable(torch.ones(3), name="kept")
-    strategy.save(f"{memory}/model")
+    strategy.save(f"{memory}/model.safetensors")
     kept.assign(torch.zeros(3))
-    strategy.save(f"{memory}/model", wait=False).result()
+    strategy.save(f"{memory}/model.safetensors", wait=False).result()
     kept.assign(torch.full((3,), 9.0))
-    strategy.restore(f"{memory}/model").assert_consumed()
+    strategy.restore(f"{memory}/model.safetensors").assert_consumed()
     assert kept.numpy().tolist() == [0.0, 0.0, 0.0]
-    assert [name.rsplit("/")[-1] for name in MemoryFileSystem().find(memory)] == ["model"]
+    assert [name.rsplit("/")[-1] for name in MemoryFileSystem().find(memory)] == [
+        "model.safetensors"
+    ]
 
 
 def test_the_memory_of_one_process_is_refused_with_servers() -> None:

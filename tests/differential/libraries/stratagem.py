@@ -105,7 +105,7 @@ class Stratagem:
         )
 
     def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
-        path = Path(tempfile.mkdtemp(dir=self._folder)) / "checkpoint"
+        path = Path(tempfile.mkdtemp(dir=self._folder)) / "checkpoint.safetensors"
         owners = {_strategy_of(each) for each in variables.values()}
         for owner in owners - {None}:
             return path, owner.save(path, wait)

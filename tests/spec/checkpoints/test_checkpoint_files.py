@@ -27,21 +27,21 @@ def test_a_file_without_a_strategy_is_as_good(target: str, tmp_path: Path) -> No
     strategy.restore(tmp_path / "plain")
     assert set(copies_of(variable)) == {3.0}
     variable.assign(4.0)
-    strategy.save(tmp_path / "ours")
-    plain.assign(load_file(tmp_path / "ours")["v"])
+    strategy.save(tmp_path / "ours.safetensors")
+    plain.assign(load_file(tmp_path / "ours.safetensors")["v"])
     assert plain.numpy() == 4.0
 
 
 def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    strategy = STRATEGIES["one"]()
+    strategy = stratagem.OneDeviceStrategy("CPU:3")
     with pytest.raises(stratagem.NotFoundError, match="there is no checkpoint"):
         strategy.restore(tmp_path / "none")
     with pytest.raises(stratagem.NotFoundError, match="there is no checkpoint"):
         strategy.restore(tmp_path)
     with pytest.raises(stratagem.NotFoundError, match="there is no folder"):
-        strategy.save(tmp_path / "none" / "model")
-    with pytest.raises(stratagem.InvalidArgumentError, match="is a folder"):
-        strategy.save(tmp_path)
+        strategy.save(tmp_path / "none" / "model.safetensors")
+    with pytest.raises(stratagem.InvalidArgumentError, match="one file of tensors"):
+        strategy.save(tmp_path / "model.safetensors", keep=2)
     (tmp_path / "damaged").write_bytes(b"nothing of the kind")
     with pytest.raises(stratagem.DataLossError, match="damaged"):
         strategy.restore(tmp_path / "damaged")
@@ -56,22 +56,22 @@ def test_a_file_has_the_values_as_of_the_call(target: str, tmp_path: Path) -> No
     pending = []
     for number in range(5):
         variable.assign(float(number))
-        pending.append(strategy.save(tmp_path / "model", wait=False))
+        pending.append(strategy.save(tmp_path / "model.safetensors", wait=False))
     variable.assign(9.0)
     for written in pending:
         assert written.result(timeout=60) is None
-    assert load_file(tmp_path / "model")["v"] == 4.0
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert load_file(tmp_path / "model.safetensors")["v"] == 4.0
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.spec("VCK-9")
 def test_a_save_that_is_not_waited_for_tells_its_error(tmp_path: Path) -> None:
     strategy = STRATEGIES["one"]()
     kept = created(strategy, torch.zeros(1, dtype=torch.complex128))
-    written = strategy.save(tmp_path / "model", wait=False)
+    written = strategy.save(tmp_path / "model.safetensors", wait=False)
     with pytest.raises(stratagem.InvalidArgumentError, match=r"torch\.complex128"):
         written.result(timeout=60)
     with pytest.raises(stratagem.InvalidArgumentError, match=r"torch\.complex128"):
-        strategy.save(tmp_path / "model")
+        strategy.save(tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
     assert kept.name in strategy.state_dict()

@@ -37,11 +37,11 @@ def test_any_variable_takes_the_value_of_any_other(
     """One tensor under the container's name, to every copy."""
     saver, restorer = STRATEGIES[source](), STRATEGIES[target]()
     kept = created(saver, 5.0)
-    saver.save(tmp_path / "model")
-    saved = load_file(tmp_path / "model")
+    saver.save(tmp_path / "model.safetensors")
+    saved = load_file(tmp_path / "model.safetensors")
     assert {name: value.item() for name, value in saved.items()} == {"v": 5.0}
     variable = created(restorer)
-    restorer.restore(tmp_path / "model").assert_consumed()
+    restorer.restore(tmp_path / "model.safetensors").assert_consumed()
     assert set(copies_of(variable)) == {5.0}
     kept.assign(7.0)
     assert set(copies_of(variable)) == {5.0}

@@ -82,9 +82,9 @@ def test_a_model_is_saved_under_the_names_of_its_own_state(tmp_path: Path) -> No
     strategy = STRATEGIES["mirrored"]()
     with strategy.scope():
         model = network()
-    strategy.save(tmp_path / "model")
+    strategy.save(tmp_path / "model.safetensors")
     plain = network()
-    plain.load_state_dict(load_file(tmp_path / "model"))
+    plain.load_state_dict(load_file(tmp_path / "model.safetensors"))
     rows = torch.ones(3, 2)
     assert torch.equal(plain(rows), model(rows))
 

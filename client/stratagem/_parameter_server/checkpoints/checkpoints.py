@@ -14,6 +14,7 @@ import torch
 
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._checkpoints.restoring import CheckpointEntry, RestoreStatus, Resumption
+from stratagem._checkpoints.series import STEPS, Contents, Series
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import UniqueNames
 from stratagem._parameter_server.checkpoints.progress import (
@@ -23,14 +24,13 @@ from stratagem._parameter_server.checkpoints.progress import (
 )
 from stratagem._parameter_server.checkpoints.publishing import Publisher
 from stratagem._parameter_server.checkpoints.restoring import (
-    STEPS,
     ClusterRestorer,
     ask_all,
     await_run,
     half_restored,
     known_run,
 )
-from stratagem._parameter_server.checkpoints.saving import ClusterSaver, Contents, Series
+from stratagem._parameter_server.checkpoints.saving import ClusterSaver
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.requests.checkpoints import announce_restored

@@ -10,90 +10,34 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from stratagem._checkpoints.series import (
+    ENDED,
+    STEPS,
+    Stateful,
+    require_registrable,
+    states_as_json,
+)
 from stratagem._cluster.tasks import Membership
-from stratagem._parameter_server.checkpoints.restoring import STEPS, ask_all, half_restored
+from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
 from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._ps_client.checkpoint_steps import ProgramStep
 from stratagem._ps_client.requests.coordination import describe
 from stratagem_proto.errors import (
     FailedPreconditionError,
-    InvalidArgumentError,
-    InvalidTypeError,
 )
 from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
 
 _LOG = logging.getLogger("stratagem")
 
-# Each request has it.
-_MOST_BYTES = 1 << 16
-
-
 COUNTS_OR_COORDINATES = (
     "strategy.steps() counts what its program does itself, so that a step is applied once when the "
     "program is started again, but functions that a ClusterCoordinator has scheduled in it would "
     "run again; loop over a range(), and begin it with what strategy.restore() has as `extra`"
 )
-
-
-ENDED = (
-    "the run has ended, and an ended run takes no more steps: look at the `ended` of what resume() "
-    "has returned, and train on in another folder, whose `begin` loads what this run has saved"
-)
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """What goes on from a state, as iterators over distributed datasets do."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Go on from a state."""
-
-
-def require_registrable(name: str, stateful: object) -> None:
-    """Check that the state of something may be in checkpoints under a name.
-
-    Raises:
-        InvalidTypeError: It has no state.
-        InvalidArgumentError: The name is taken.
-    """
-    if name == STEPS:
-        raise InvalidArgumentError(
-            f"the name {name!r} is taken by strategy.steps(); register {name!r} under another"
-        )
-    if not isinstance(stateful, Stateful):
-        raise InvalidTypeError(
-            f"{type(stateful).__name__} lacks state_dict() or load_state_dict(); "
-            "register what has both, such as an iterator over a distributed dataset"
-        )
-
-
-def states_as_json(states: Mapping[str, Any]) -> str:
-    """Return the states of a worker as JSON.
-
-    Raises:
-        InvalidArgumentError: JSON cannot express them, or they are too large.
-    """
-    names = ", ".join(map(repr, states))
-    try:
-        content = json.dumps(states, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"the state of one of {names} is not what JSON can express: {error}; "
-            "register something else, or keep it yourself"
-        ) from error
-    if len(content) > _MOST_BYTES:
-        raise InvalidArgumentError(
-            f"the states of {names} are {len(content)} bytes as JSON, but travel "
-            f"with each request, and are {_MOST_BYTES} at most; register less"
-        )
-    return content
 
 
 class WorkerStates:

@@ -15,6 +15,7 @@ from typing import Any
 
 from stratagem._checkpoints.files import origins_in_checkpoint, origins_of
 from stratagem._checkpoints.restoring import CheckpointEntry
+from stratagem._checkpoints.series import STEPS
 from stratagem._cluster.tasks import Membership
 from stratagem._core.names import (
     Confusion,
@@ -51,9 +52,6 @@ from stratagem_storage.checkpoint.policy import policy_of_environment
 from stratagem_storage.checkpoint.wholes import Whole, whole_name, wholes_of
 from stratagem_storage.stores import store_of
 from stratagem_storage.stores.places import absolute_place, shared_place
-
-# The name in states under which the number of counted steps is.
-STEPS = "stratagem/steps"
 
 
 class Restoration:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
+from stratagem._checkpoints.series import Contents, Series, latest_base
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.hosting.steps import finish_all, first_unfinished
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -35,8 +34,6 @@ from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
     FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
     StratagemError,
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -48,15 +45,12 @@ from stratagem_proto.wire.tensors import spec_of
 from stratagem_storage.checkpoint.entries import TensorFile, WriteOptions
 from stratagem_storage.checkpoint.folder import (
     LOCAL_PART,
-    Checkpoint,
     NewCheckpoint,
-    open_checkpoint,
 )
 from stratagem_storage.checkpoint.index import Base, Index, Published
 from stratagem_storage.checkpoint.parts import Content, write_part
-from stratagem_storage.checkpoint.policy import CheckpointPolicy
-from stratagem_storage.stores.places import AnyPlace, Place, absolute_place, shared_place
-from stratagem_storage.stores.store import Folder, is_checkpoint, size_of
+from stratagem_storage.stores.places import AnyPlace, absolute_place, shared_place
+from stratagem_storage.stores.store import Folder, size_of
 from stratagem_storage.unclosed import start_last_thread
 
 # Time that a server may take to answer how far clients are.
@@ -250,24 +244,6 @@ def snapshot_of(store: RemoteStore) -> Iterator[None]:
 
 _LOG = logging.getLogger("stratagem")
 
-# After so many incremental checkpoints comes a whole one: a restoration reads a row in one of them,
-# and asks each before whether it has it.
-_MOST_BASES = 8
-
-
-def latest_base(root: Place, key: str) -> Checkpoint | None:
-    """Return the latest checkpoint in a folder, if the next one can be read beside it."""
-    try:
-        latest = open_checkpoint(root, CheckpointPolicy(key=key))
-    except NotFoundError:
-        return None
-    except StratagemError as error:
-        _LOG.warning("the next checkpoint will have all rows, since %s", error)
-        return None
-    is_one = is_checkpoint(latest.folder.name) and len(latest.index.bases) < _MOST_BASES
-    return latest if is_one else None
-
-
 # Checkpoints whose moment has passed, and which are not written: servers, too, may have to keep a
 # copy of all variables for each.
 _MOST_UNDER_WAY = 4
@@ -275,46 +251,6 @@ _MOST_UNDER_WAY = 4
 # A server answers at the latest after so long that it still writes: until all have answered, nobody
 # knows which ones do.
 _LOOK_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What the chief adds to what the servers hold.
-
-    Attributes:
-        local: Tensors of its own, by name, which nobody changes from now on.
-        extra: What JSON can express.
-        num_workers: How many workers there are.
-        ended: Whether their run is over.
-    """
-
-    local: Mapping[str, torch.Tensor]
-    extra: Mapping[str, Any]
-    num_workers: int
-    ended: bool = False
-
-    def __post_init__(self) -> None:
-        try:
-            json.dumps(dict(self.extra))
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"extra must be what JSON can express: {error}") from error
-
-
-@dataclass(frozen=True)
-class Series:
-    """The checkpoints that follow one another in a folder.
-
-    Attributes:
-        keep: How many there are to be.
-        incremental: Whether the next one has only the rows that differ from the latest one.
-    """
-
-    keep: int
-    incremental: bool
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise InvalidArgumentError(f"keep is {self.keep}; keep at least 1 checkpoint")
 
 
 class ClusterSaver:

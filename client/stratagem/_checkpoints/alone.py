@@ -20,14 +20,16 @@ import torch
 
 from stratagem._checkpoints.files import message_of, writer
 from stratagem._checkpoints.restoring import RestoreStatus, Resumption, origins_in
-from stratagem._parameter_server.checkpoints.progress import (
+from stratagem._checkpoints.series import (
     ENDED,
+    STEPS,
+    Contents,
+    Series,
     Stateful,
+    latest_base,
     require_registrable,
     states_as_json,
 )
-from stratagem._parameter_server.checkpoints.restoring import STEPS
-from stratagem._parameter_server.checkpoints.saving import Contents, Series, latest_base
 from stratagem_proto.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -109,9 +111,12 @@ class AloneCheckpoints:
 
     `ran` is called behind each run and each step of an optimizer, so that a checkpoint has, as one
     of servers has, the position after the last of them that its variables contain.
+
+    Args:
+        has_run: Whether something has run already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_run: bool) -> None:
         self._registered: dict[str, Stateful] = {}
         self._deferred: dict[str, Any] = {}
         # As of the last run, or step of an optimizer.
@@ -120,7 +125,12 @@ class AloneCheckpoints:
         self._position, self._is_known = 0, False
         self._base, self._is_inside = 0, False
         self._counts = False
-        self._step_ran = self._has_run = self._is_resumed = self._ended = False
+        self._step_ran = self._is_resumed = self._ended = False
+        self._has_run = has_run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AloneCheckpoints:
+        """Return those of another program, which has done nothing yet."""
+        return AloneCheckpoints(False)
 
     # How far the program is.
 
