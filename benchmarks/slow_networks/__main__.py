@@ -66,7 +66,7 @@ def _told(worker: Connection, seconds: float) -> Iterator[tuple[float, float]]:
 def measure(method: str, workers: int, rate: float, seconds: float, target: float) -> Found:
     """Train by a method, on new servers."""
     context = forking()
-    with links(2, workers, rate) as hosts, ExitStack() as opened:
+    with links(workers, workers, rate) as hosts, ExitStack() as opened:
         # The host of the first worker is the one behind those of the servers.
         rendezvous = f"{SUBNET}.{len(hosts.addresses) + 1}:{_PORT}"
         connections = []

@@ -21,8 +21,10 @@ import stratagem
 from benchmarks.scaling.hosts import Hosts
 from benchmarks.scaling.worker import enter
 from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.partitioners import MaxSizePartitioner
 
 CONTEXT, BATCH, RATE, SLOWER = 16, 64, 1e-3, 3
+_SHARD_BYTES = 1 << 20
 PEER_SECONDS = 600.0
 
 
@@ -133,6 +135,10 @@ def _stepping(run: Run) -> Iterator[Callable[[], float]]:
                 resolver,
                 token=run.hosts.token,
                 consistency=method.consistency,
+                # Dealt out in turn, all weights would be on one half of the servers, and all biases
+                # on the other.
+                variable_partitioner=MaxSizePartitioner(_SHARD_BYTES),
+                placement="balanced",
                 peer_seconds=PEER_SECONDS,
             )
             opened.enter_context(strategy)

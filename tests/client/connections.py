@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.reads import Reading, read
+from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.variables import Writing, assign, create
 from stratagem._ps_client.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
@@ -32,13 +34,21 @@ def connected(
         connection.close()
 
 
-def make(connection: Connection, name: str, value: torch.Tensor) -> None:
+def creation(name: str, value: torch.Tensor) -> Request[Any]:
     spec = VariableSpec(name=name, tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
-    connection.call(create([spec], [value]))
+    return create([spec], [value])
+
+
+def make(connection: Connection, name: str, value: torch.Tensor) -> None:
+    connection.call(creation(name, value))
+
+
+def addition(name: str, value: torch.Tensor) -> Request[list[int]]:
+    return assign([Writing(name, ASSIGN_MODE_ADD, value)])
 
 
 def add(connection: Connection, name: str, value: torch.Tensor) -> int:
-    (version,) = connection.call(assign([Writing(name, ASSIGN_MODE_ADD, value)]))
+    (version,) = connection.call(addition(name, value))
     return version
 
 

@@ -82,17 +82,17 @@ class SentRequests(Generic[Result]):
     def __call__(self) -> dict[int, Result]:
         """Wait for all results; raise the failure of the first server, by index, that failed."""
         results: dict[int, Result] = {}
-        failures: list[StratagemError] = []
+        failures: dict[int, StratagemError] = {}
         try:
             for task, request in self._pending.items():
                 try:
                     results[task] = request.result()
                 except StratagemError as error:
-                    failures.append(error)
+                    failures[task] = error
         finally:
             self.abandon()
         if failures:
-            raise failures[0]
+            raise failures[min(failures)]
         return results
 
     def abandon(self) -> None:
@@ -379,8 +379,7 @@ class ServerGroup:
             raise
 
     def _sent(self, requests: Mapping[int, Request[Result]]) -> SentRequests[Result]:
-        # One order for all threads, since mutations wait for each other.
-        tasks = sorted(requests)
+        tasks = sorted(requests, key=self._turn)
         # Before anything is sent: a server that cannot be reached must not leave half of it done.
         for task in tasks:
             self._connections[task].open()
@@ -393,6 +392,14 @@ class ServerGroup:
             sent.abandon()
             raise
         return sent
+
+    def _turn(self, task: int) -> int:
+        """Return when a server has its turn: one order for all threads, as mutations wait for each.
+
+        What is large goes to one server after the other. If all workers began with the first one,
+        they would fill the link of one server at a time, and leave those of the others idle.
+        """
+        return (task - self.identity.index) % len(self)
 
     def close(self) -> None:
         self._finalizer()

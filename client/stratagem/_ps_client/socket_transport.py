@@ -182,7 +182,8 @@ class Exchange(Responses):
         self._links, self._call = links, call
         self._link: SocketLink | None = None
         self._deadline = time.monotonic() + call.timeout
-        self._failure: OSError | None = None
+        self._failure: BaseException | None = None
+        self._sender: threading.Thread | None = None
         self._over = self._is_given_up = False
         try:
             awaited(self._begin, self.cancel)
@@ -193,10 +194,32 @@ class Exchange(Responses):
     def _begin(self) -> None:
         call = self._call
         link = self._links.take(call.room, call.timeout, self._use)
+        segment = self.segment = self._shared(link)
+        if call.uploads and call.style is Style.SENT and segment is None:
+            # Calls of other servers follow, and large ones are to go at the same time: else workers
+            # that all begin with the same server would fill one link after the other.
+            self._sender = threading.Thread(target=self._send, args=(link,), daemon=True)
+            self._sender.start()
+        else:
+            self._send(link)
+
+    def _shared(self, link: SocketLink) -> Segment | None:
+        if not self._call.room:
+            return None
         try:
             link.allow_until(self._deadline)
-            self._send(link, call)
+            return self._links.memory_of(link, self._call.room)
         except OSError as error:
+            self._failure = error.with_traceback(None)
+            return None
+
+    def _send(self, link: SocketLink) -> None:
+        if self._failure is not None:
+            return
+        try:
+            link.allow_until(self._deadline)
+            self._send_messages(link)
+        except BaseException as error:
             # The traceback would keep the caller's frames alive, and the lock that they hold.
             self._failure = error.with_traceback(None)
 
@@ -205,11 +228,9 @@ class Exchange(Responses):
         if self._is_given_up:
             self._end(usable=False)
 
-    def _send(self, link: SocketLink, call: Call) -> None:
-        kind, path = FrameKind.CALL, call.path.encode()
-        if call.room:
-            self.segment = self._links.memory_of(link, call.room)
-        messages = call.encode(self.segment)
+    def _send_messages(self, link: SocketLink) -> None:
+        kind, path = FrameKind.CALL, self._call.path.encode()
+        messages = self._call.encode(self.segment)
         held = next(messages)
         for message in messages:
             link.send(kind, held, False, path)
@@ -240,6 +261,9 @@ class Exchange(Responses):
         return message
 
     def _next_message(self) -> bytes | None:
+        if self._sender is not None:
+            self._sender.join()
+            self._sender = None
         if self._failure is not None:
             raise self._failure
         link = self._link

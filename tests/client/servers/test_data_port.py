@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from stratagem._ps_client.group import Order, ServerGroup
 from stratagem_deploy.processes.resources import ReservedAddresses
 from stratagem_proto.errors import (
     DeadlineExceededError,
@@ -21,11 +23,27 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_rpc.channel import AUTO, GRPC, TCP, TRANSPORT_VARIABLE, UNIX, Deadlines
+from stratagem_rpc.channel import (
+    AUTO,
+    GRPC,
+    STALL_SECONDS,
+    TCP,
+    TRANSPORT_VARIABLE,
+    UNIX,
+    Deadlines,
+)
 from stratagem_rpc.socket_server import listener
 from stratagem_rpc.socket_server.listener import NO_PORT
 from stratagem_rpc.sockets.client import TcpEndpoint, broken
-from tests.client.connections import add, connected, make, value_of
+from tests.client.connections import (
+    IDENTITY,
+    add,
+    addition,
+    connected,
+    creation,
+    make,
+    value_of,
+)
 from tests.conftest import TOKEN
 from tests.faults import Direction
 from tests.full import a_few
@@ -271,3 +289,23 @@ def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None
             assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+
+
+def test_a_server_that_takes_nothing_keeps_no_large_request_from_another_one(
+    server: ParameterServer, relay: Relay
+) -> None:
+    ones = torch.ones(4 << 20, dtype=torch.int64)  # more than sockets hold
+    with (
+        ParameterServer(ServerSettings(task=1, token=TOKEN)) as other,
+        closing(ServerGroup([server.address, other.address], IDENTITY)) as group,
+        closing(group.beside()) as looking,
+    ):
+        group.call_all({task: creation("v", torch.zeros_like(ones)) for task in (0, 1)})
+        relay.hold()
+        begun = time.monotonic()
+        sent = group.start_all({task: addition("v", ones) for task in (0, 1)}, Order.IN_FLIGHT)
+        eventually(lambda: bool(value_of(looking._connections[1], "v", ones).eq(1).all()))
+        # Before the connection of the one that takes nothing is given up.
+        assert time.monotonic() < begun + STALL_SECONDS / 2
+        relay.release()
+        assert sent() == {0: [2], 1: [2]}
