@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from benchmarks.scaling.worker import enter
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.partitioners import MaxSizePartitioner
 
-CONTEXT, BATCH, RATE, SLOWER = 16, 64, 1e-3, 3
+CONTEXT, BATCH, RATE, WARM_STEPS, SLOWER = 16, 64, 1e-3, 20, 3
 _SHARD_BYTES = 1 << 20
 PEER_SECONDS = 600.0
 
@@ -147,7 +148,11 @@ def _stepping(run: Run) -> Iterator[Callable[[], float]]:
             optimizer = method.optimizer(torch.optim.AdamW(model.parameters(), RATE))
             call = strategy.run
 
+        taken = count(1)
+
         def step() -> Tensor:
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, next(taken) / WARM_STEPS)
             begins = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1))
             batch = text[begins + torch.arange(CONTEXT + 1)]
             begun = time.process_time()
