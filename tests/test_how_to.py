@@ -25,7 +25,7 @@ def test_the_programs_of_a_page_run(name: str) -> None:
 
 
 def test_pages_have_programs() -> None:
-    pages = {"notebooks", "recovering", "sizing", "stalls", "tuning"}
+    pages = {"dense-layers", "notebooks", "recovering", "sizing", "stalls", "tuning"}
     assert {name.split()[0] for name in PROGRAMS} == pages
 
 

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     )
     from stratagem._hosting.local_steps import LocalSteps
     from stratagem._hosting.optimizer import DistributedOptimizer
+    from stratagem._hybrid.optimizer import HybridOptimizer
     from stratagem._input.iterator import DistributedDataset, DistributedIterator, InputIterator
     from stratagem._local.mirrored import MirroredStrategy
     from stratagem._local.one_copy import CentralStorageStrategy, OneDeviceStrategy
@@ -150,6 +151,7 @@ __all__ = [
     "FailedPreconditionError",
     "ForkedProcessError",
     "HierarchicalCopyAllReduce",
+    "HybridOptimizer",
     "IndexedSlices",
     "InputContext",
     "InputIterator",
@@ -257,6 +259,7 @@ _LATE = {
     "DistributedIterator": "stratagem._input.iterator",
     "DistributedOptimizer": "stratagem._hosting.optimizer",
     "HierarchicalCopyAllReduce": "stratagem._core.reduction",
+    "HybridOptimizer": "stratagem._hybrid.optimizer",
     "InputIterator": "stratagem._input.iterator",
     "LocalSteps": "stratagem._hosting.local_steps",
     "MirroredStrategy": "stratagem._local.mirrored",

@@ -58,6 +58,7 @@ OPTIMIZERS = Kind(
     "What steps variables, and what brings gradients and values of replicas together.",
     (
         "DistributedOptimizer",
+        "HybridOptimizer",
         "LocalSteps",
         "ReduceOp",
         "CommunicationOptions",

@@ -16,6 +16,7 @@ from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.cluster import KnownCluster
 from stratagem_psserver.consistency.barriers import Barriers, InputOrders
 from stratagem_psserver.consistency.clocks import Clocks
+from stratagem_psserver.consistency.formations import Formations
 from stratagem_psserver.data_ledgers import DataLedgers
 from stratagem_psserver.environment import Environment
 from stratagem_psserver.exactly_once.closures import ClosureLedger
@@ -130,7 +131,7 @@ class ServerState:
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
         self.kept, self.clocks, self.inputs = KeptGradients(), Clocks(), InputOrders()
         self.data = DataLedgers()
-        self.barriers = Barriers()
+        self.barriers, self.formations = Barriers(), Formations()
         self.optimizers = Optimizers(self.store)
         self.plans = StepPlans(self.store)
         self.read_plans = ReadPlanCache(self.store)
@@ -277,6 +278,7 @@ class ServerState:
             self.lost.add(session, why, self.clock())
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
+        self.formations.session_ended(session.id)
         self.inputs.session_ended(session.id)
         self.gate.forget(session.client, bool(session.task.job))
         self.held.release(session.id)

@@ -30,6 +30,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)
+        self.table = stratagem.nn.Embedding(2, 1)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.layer(features)
@@ -38,7 +39,8 @@ class Model(nn.Module):
 
 def test_the_main_classes_have_examples() -> None:
     shown = {name for name, _ in examples()}
-    assert shown == {"DistributedOptimizer", "LocalSteps", "ParameterServerStrategy"}
+    optimizers = {"DistributedOptimizer", "HybridOptimizer", "LocalSteps"}
+    assert shown == {*optimizers, "ParameterServerStrategy"}
 
 
 @pytest.mark.parametrize(("name", "code"), list(examples()))

@@ -19,6 +19,12 @@ from google.protobuf.descriptor_pb2 import (
 from tests.releases.former import unpacked
 
 LATER: Mapping[str, str] = {
+    "stratagem_proto.v1.BarrierRequest.forming": "a server that does not know it opens a barrier "
+    "for all workers, and tells of no generation, which the client refuses",
+    "stratagem_proto.v1.BarrierResponse.generation": "it sends no request that is answered so",
+    "stratagem_proto.v1.BarrierResponse.members": "likewise",
+    "stratagem_proto.v1.BarrierResponse.is_awaited": "likewise",
+    "stratagem_proto.v1.BarrierResponse.has_lost": "likewise",
     "stratagem_proto.v1.ListVersionsRequest.takes_deltas": "a server that does not know it lists "
     "no delta",
     "stratagem_proto.v1.SavedTensor.delta": "it is in parts of format 2 and checkpoints of format "

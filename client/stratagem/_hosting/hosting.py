@@ -327,14 +327,18 @@ class Hosting(ABC):
         """
         return None
 
-    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def lend(
+        self, parameters: Sequence[nn.Parameter], what: str, is_kept: bool = False
+    ) -> list[nn.Parameter]:
         """Leave hosted parameters to the program, and return what is hosted in place of each.
+
+        `what` is the optimizer that steps them, whose steps may be kept, as `OwnSteps` says.
 
         Raises:
             InvalidArgumentError: They cannot be left to it.
         """
         raise InvalidArgumentError(
-            "LocalSteps needs ParameterServerStrategy, whose servers keep what workers share; "
+            f"{what} needs ParameterServerStrategy, whose servers keep what workers share; "
             f"under {type(self._extended._container_strategy()).__name__} wrap the optimizer by "
             "stratagem.DistributedOptimizer"
         )

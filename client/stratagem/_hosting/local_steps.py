@@ -101,7 +101,73 @@ class _Fragment:
         return self._hosting is not None and self._hosting.is_behind(self._shared)
 
 
-class LocalSteps(OptimizerWrapper):
+class OwnSteps(OptimizerWrapper):
+    """An optimizer whose steps each worker takes by itself, of parameters that are its own.
+
+    The strategy's hosting calls `_follow` before replicas run, `_keep` before servers are saved,
+    and `_part` where workers meet and when the strategy is closed.
+
+    Attributes:
+        _is_kept: Whether servers get all that it has done when they are saved, and know how far
+            each worker is, so that a program can resume.
+    """
+
+    _is_kept = False
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state of the wrapped optimizer, of this worker alone."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._inner.state = state
+
+    def _follow(self) -> None:
+        """Adopt what the program has restored."""
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        """Have the servers hold what this worker has."""
+
+    def _part(self) -> None:
+        """Let the other workers go on by themselves."""
+
+    def _resumed(self) -> None:
+        """Go on where the process before was, as the program does that has resumed."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Refuse another group: give the wrapped optimizer all groups before.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        name = type(self).__name__
+        raise InvalidArgumentError(
+            f"{name} takes no further param groups, since what the workers share is laid out when "
+            f"it is made; give the wrapped optimizer all groups before, or make another {name}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the wrapped optimizer: that of this worker."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the wrapped optimizer."""
+        self._inner.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the worker's own parameters."""
+        self._inner.zero_grad(set_to_none)
+
+    def __reduce__(self) -> Any:
+        raise InvalidTypeError(
+            f"{type(self).__name__} cannot be copied or pickled, because what it shares lives with "
+            "its strategy; keep its state_dict()"
+        )
+
+
+class LocalSteps(OwnSteps):
     """Wraps an optimizer that each worker steps by itself, and shares what came of many steps.
 
     The worker's parameters are its own from then on: its optimizer trains them as in any program
@@ -177,14 +243,14 @@ class LocalSteps(OptimizerWrapper):
         if not isinstance(optimizer, Optimizer):
             raise InvalidTypeError(f"LocalSteps wraps a torch.optim.Optimizer, not {optimizer!r}")
         self._every, self._seconds = _interval(every, seconds)
-        own = _parameters(optimizer)
+        own = parameters_of(optimizer)
         if not 1 <= fragments <= len(own):
             raise InvalidArgumentError(
                 f"fragments is {fragments}, but there are {len(own)} parameters to divide; "
                 f"choose 1 to {len(own)}"
             )
         self._inner = optimizer
-        hosting = _hosting_of(own)
+        hosting = hosting_of_own(own, "LocalSteps")
         if outer is None:
             together = None if consistency is None else consistency_from(consistency)
             outer = _usual(1 if hosting is None else hosting.workers_in_turn(together))
@@ -211,15 +277,6 @@ class LocalSteps(OptimizerWrapper):
         for number, fragment in enumerate(self._fragments, 1):
             fragment.due = start + length * number / len(self._fragments)
         self._taken = 0
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The state of the wrapped optimizer, of this worker alone."""
-        return self._inner.state
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self._inner.state = state
 
     @property
     def outer(self) -> Sequence[DistributedOptimizer]:
@@ -255,7 +312,7 @@ class LocalSteps(OptimizerWrapper):
                     fragment.due = self._now() + (self._seconds or self._every)
                     fragment.share()
         finally:
-            self._written = _versions(_parameters(self._inner))
+            self._written = _versions(parameters_of(self._inner))
         return loss
 
     def _now(self) -> float:
@@ -271,7 +328,7 @@ class LocalSteps(OptimizerWrapper):
             for fragment in self._fragments:
                 fragment.share()
         finally:
-            self._written = _versions(_parameters(self._inner))
+            self._written = _versions(parameters_of(self._inner))
         self._begin_rounds()
 
     def adopt(self) -> None:
@@ -279,7 +336,7 @@ class LocalSteps(OptimizerWrapper):
         for fragment in self._fragments:
             fragment.adopt()
         self._begin_rounds()
-        self._written = _versions(_parameters(self._inner))
+        self._written = _versions(parameters_of(self._inner))
 
     def _follow(self) -> None:
         """Adopt what the program has restored."""
@@ -287,41 +344,12 @@ class LocalSteps(OptimizerWrapper):
             self.adopt()
 
     def _require_unwritten(self) -> None:
-        if _versions(_parameters(self._inner)) != self._written:
+        if _versions(parameters_of(self._inner)) != self._written:
             raise FailedPreconditionError(
                 "parameters of LocalSteps were written by the program, and the next share would "
                 "send that as if it had been trained; load values before LocalSteps is made, or "
                 "restore a checkpoint by strategy.restore(). adopt() takes the servers' values"
             )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refuse another group: make a `LocalSteps` for each instead.
-
-        Raises:
-            InvalidArgumentError: Always.
-        """
-        raise InvalidArgumentError(
-            "LocalSteps takes no further param groups, since what is shared is divided when it is "
-            "made; give the wrapped optimizer all groups before, or make another LocalSteps"
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped optimizer: that of this worker."""
-        return self._inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the state of the wrapped optimizer."""
-        self._inner.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the worker's own parameters."""
-        self._inner.zero_grad(set_to_none)
-
-    def __reduce__(self) -> Any:
-        raise InvalidTypeError(
-            "LocalSteps cannot be copied or pickled, because what it shares lives with its "
-            "strategy; keep its state_dict()"
-        )
 
 
 def _interval(every: int | None, seconds: float | None) -> tuple[int, float]:
@@ -348,7 +376,7 @@ def _checked(outer: OuterOptimizer) -> OuterOptimizer:
     return made
 
 
-def _parameters(optimizer: Optimizer) -> list[Parameter]:
+def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -364,7 +392,9 @@ def _fragments(
     distributed: Callable[[Optimizer], DistributedOptimizer],
 ) -> list[_Fragment]:
     shared = (
-        [Parameter(one.detach().clone()) for one in own] if hosting is None else hosting.lend(own)
+        [Parameter(one.detach().clone()) for one in own]
+        if hosting is None
+        else hosting.lend(own, "LocalSteps")
     )
     made = []
     for share in _divided([one.nbytes for one in own], count):
@@ -374,7 +404,7 @@ def _fragments(
     return made
 
 
-def _hosting_of(parameters: Sequence[Parameter]) -> Hosting | None:
+def hosting_of_own(parameters: Sequence[Parameter], what: str) -> Hosting | None:
     """Return what hosts all of some parameters; None if they are of no strategy."""
     current = hosting_of(get_strategy().extended)
     if current is not None:
@@ -383,8 +413,8 @@ def _hosting_of(parameters: Sequence[Parameter]) -> Hosting | None:
     strategies = {None if one is None else one.variable.distribute_strategy for one in hosted}
     if len(strategies) > 1:
         raise InvalidArgumentError(
-            "the parameters of LocalSteps belong to several strategies, or some to none; build "
-            "their module inside `with strategy.scope():`"
+            f"the parameters of {what} belong to several strategies, or some to none; build their "
+            "module inside `with strategy.scope():`"
         )
     (strategy,) = strategies
     return None if strategy is None else hosting_of(strategy.extended)

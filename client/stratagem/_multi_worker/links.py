@@ -234,7 +234,7 @@ class Links:
             lambda: Lifelines(self._group_for(torch.device("cpu")), others)
         )
         # This comes before what is above.
-        finalize(self, self._lifelines.leave)
+        self._leave = finalize(self, self._lifelines.leave)
 
     def sums(self, tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[torch.Tensor]:
         """Carry out `WorkerGroup.sums`."""

@@ -18,7 +18,7 @@ from stratagem._gradients import OptimizerStep
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Slots
-from stratagem._hosting.local_steps import LocalSteps
+from stratagem._hosting.local_steps import OwnSteps
 from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.forgetting import chosen, drop
@@ -178,10 +178,12 @@ class AloneHosting(HomeHosting):
 
     # Consistency, and local steps.
 
-    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def lend(
+        self, parameters: Sequence[nn.Parameter], what: str, is_kept: bool = False
+    ) -> list[nn.Parameter]:
         if len(self.devices) > 1:
             raise InvalidArgumentError(
-                "LocalSteps needs one replica in each worker, because several reduce their "
+                f"{what} needs one replica in each worker, because several reduce their "
                 f"gradients first; here are {len(self.devices)}. Set num_replicas_per_worker=1"
             )
         found = [hosted_parameter(one) for one in parameters]
@@ -206,7 +208,7 @@ class AloneHosting(HomeHosting):
     def before_replicas(self) -> None:
         super().before_replicas()
         for optimizer in self.optimizers_in_use:
-            if isinstance(optimizer, LocalSteps):
+            if isinstance(optimizer, OwnSteps):
                 optimizer._follow()
 
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:

@@ -104,6 +104,7 @@ class TrainingCluster:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         self._store.report_inputs()
+        self._hosting.part_from_workers()
         # Those who come later may have to wait for what this worker has finished.
         with self._store.reporting():
             # One server is enough to meet at.
@@ -183,6 +184,8 @@ class TrainingCluster:
             self._hosting.before_cut()
         resumption = self._checkpoints.resume(path, prepare, partial(self._finish, path))
         self._refresh()
+        for optimizer in self._hosting.own_steps():
+            optimizer._resumed()
         if resumption.ended:
             # The one before may have ended where all others wait.
             self.barrier(_FINISHED, 0, None)
@@ -217,12 +220,14 @@ class TrainingCluster:
     def publish(self) -> int:
         """Publish a version; see `ParameterServerStrategy.publish`."""
         publisher = self._checkpoints.publisher("publish()")
+        self._hosting.keep()
         with entered(self._container_strategy()):
             self._refresh()
         return publisher.publish()
 
     def publish_every(self, seconds: float | None, steps: int | None) -> PeriodicPublishing:
         """Publish now and then; see `ParameterServerStrategy.publish_every`."""
+        self._hosting.require_none_kept("publish_every()")
         return self._checkpoints.publisher("publish_every()").every(seconds, steps)
 
     def versions_behind(self, version: int) -> int:

@@ -291,6 +291,7 @@ class ParameterServerExtended(WorkerExtended):
         """Refuse a first coordinator for what the program has done before it."""
         if not self._coordination.active:
             self._hosting.checkpoints.require_no_run()
+            self._hosting.require_none_kept("a ClusterCoordinator")
 
     def coordinate(
         self,
@@ -306,6 +307,7 @@ class ParameterServerExtended(WorkerExtended):
         try:
             self._cluster.flush()
         finally:
+            self._hosting.part_from_workers()
             workers.leave_out(self._container_strategy())
             self._coordination.close()
             self._hosting.checkpoints.close()

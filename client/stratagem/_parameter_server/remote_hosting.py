@@ -18,10 +18,11 @@ from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
-from stratagem._hosting.local_steps import LocalSteps
+from stratagem._hosting.local_steps import OwnSteps
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import RemoteVariables, placed_parameter
+from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.loaded_values import (
     IN_FUNCTION,
     IN_REPLICA,
@@ -133,8 +134,8 @@ class RemoteHosting(Hosting):
         self.threads = TrainingThreads()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
-        # Whether some variables are trained by LocalSteps.
-        self._lends = False
+        # Whether workers train some variables by themselves, and some that servers hear of later.
+        self._lends = self._lends_unknown = False
         self.seen = 0
         self.outdated = False
         self.forgotten: list[int] = []
@@ -192,6 +193,11 @@ class RemoteHosting(Hosting):
         return self._membership
 
     @property
+    def store(self) -> RemoteStore:
+        """The variables on the servers."""
+        return self._store
+
+    @property
     def established(self) -> Sequence[RemoteVariable]:
         """The variables that exist."""
         return self._variables.established
@@ -230,9 +236,8 @@ class RemoteHosting(Hosting):
         variables = self._variables.established
         if self._lends:
             variables = [one for one in variables if not one.is_lent]
-            for optimizer in self.optimizers_in_use:
-                if isinstance(optimizer, LocalSteps):
-                    optimizer._follow()
+            for optimizer in self.own_steps():
+                optimizer._follow()
         self._store.refresh(variables, training)
 
     def _before_use(self) -> None:
@@ -246,6 +251,7 @@ class RemoteHosting(Hosting):
 
         A step that waits for others counts once it is read after; other values need not come here.
         """
+        self.keep()
         if self._store.step_tracker.is_free():
             self._before_use()
         else:
@@ -358,19 +364,45 @@ class RemoteHosting(Hosting):
         if not is_fresh:
             self._steps.await_values(step)
 
-    def lend(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        self._require_one_replica("LocalSteps")
-        _require_all_known(self.checkpoints.counter.is_resumed)
+    def lend(
+        self, parameters: Sequence[nn.Parameter], what: str, is_kept: bool = False
+    ) -> list[nn.Parameter]:
+        self._require_one_replica(what)
+        _require_all_known(self.checkpoints.counter.is_resumed and not is_kept)
         found = [hosted_parameter(one) for one in parameters]
         require_no_table(one.variable for one in found if one is not None)
         # What the program has loaded goes to the servers while it is theirs.
         self.refresh_parameters()
-        self._lends = True
+        self._lends, self._lends_unknown = True, self._lends_unknown or not is_kept
         return [self._lent(one) for one in found if one is not None]
 
     def require_all_known(self) -> None:
         """Raise FailedPreconditionError if optimizers take steps that servers do not know of."""
-        _require_all_known(self._lends)
+        _require_all_known(self._lends_unknown)
+
+    def own_steps(self) -> list[OwnSteps]:
+        """Return the optimizers whose steps each worker takes by itself."""
+        return [one for one in self.optimizers_in_use if isinstance(one, OwnSteps)]
+
+    def keep(self) -> None:
+        """Have servers hold what this worker has trained by itself, if it is the one to say so."""
+        if self._membership.creates:
+            for optimizer in self.own_steps():
+                optimizer._keep()
+
+    def require_none_kept(self, what: str) -> None:
+        """Raise FailedPreconditionError if workers train by themselves what is saved with them."""
+        if any(one._is_kept for one in self.own_steps()):
+            raise FailedPreconditionError(
+                f"{what} takes what servers hold at any moment, and the dense parameters of a "
+                "HybridOptimizer are there as they were saved last; call save() or publish() "
+                "between steps, or have the servers step all by a DistributedOptimizer"
+            )
+
+    def part_from_workers(self) -> None:
+        """Let others go on that may all-reduce with this worker, which comes to them later."""
+        for optimizer in self.own_steps():
+            optimizer._part()
 
     def _lent(self, hosted: HostedParameter) -> nn.Parameter:
         self.parameters.remove(hosted)

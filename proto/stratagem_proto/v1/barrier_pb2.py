@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/barrier.proto\x12\x12stratagem_proto.v1\"\x91\x01\n\x0e\x42\x61rrierRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tnum_tasks\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\"\x11\n\x0f\x42\x61rrierResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/barrier.proto\x12\x12stratagem_proto.v1\"\xc4\x01\n\x0e\x42\x61rrierRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tnum_tasks\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x31\n\x07\x66orming\x18\x0c \x01(\x0b\x32 .stratagem_proto.v1.GroupForming\"o\n\x0cGroupForming\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x0c\n\x04note\x18\x03 \x01(\x0c\x12\x18\n\x10patience_seconds\x18\x04 \x01(\x01\x12\x12\n\nonly_looks\x18\x05 \x01(\x08\")\n\x0bGroupMember\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\x0c\"}\n\x0f\x42\x61rrierResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x30\n\x07members\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.GroupMember\x12\x12\n\nis_awaited\x18\x03 \x01(\x08\x12\x10\n\x08has_lost\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.barrier_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BARRIERREQUEST']._serialized_start=57
-  _globals['_BARRIERREQUEST']._serialized_end=202
-  _globals['_BARRIERRESPONSE']._serialized_start=204
-  _globals['_BARRIERRESPONSE']._serialized_end=221
+  _globals['_BARRIERREQUEST']._serialized_end=253
+  _globals['_GROUPFORMING']._serialized_start=255
+  _globals['_GROUPFORMING']._serialized_end=366
+  _globals['_GROUPMEMBER']._serialized_start=368
+  _globals['_GROUPMEMBER']._serialized_end=409
+  _globals['_BARRIERRESPONSE']._serialized_start=411
+  _globals['_BARRIERRESPONSE']._serialized_end=536
 # @@protoc_insertion_point(module_scope)

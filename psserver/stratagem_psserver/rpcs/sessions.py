@@ -130,6 +130,8 @@ class BarrierRpcs:
     async def wait(self, request: BarrierRequest) -> BarrierResponse:
         state, name, generation = self._state, request.name, request.generation
         session = state.finished(request.session_id, request.finished, request.report)
+        if request.HasField("forming"):
+            return await self._form(request, session)
         state.changes.met(request)
         state.meet(request, session)
         subject = ("barrier", name)
@@ -147,6 +149,42 @@ class BarrierRpcs:
             f"it waits for {request.num_tasks} tasks; those that have arrived: "
             f"{listed(state.barriers.arrived(name)) or 'none'}; missing: "
             f"{state.explained(waiter)}"
+        )
+
+    async def _form(self, request: BarrierRequest, session: Session) -> BarrierResponse:
+        state, name, forming = self._state, request.name, request.forming
+        groups = state.formations
+        if forming.only_looks:
+            return groups.look(name, forming, self._is_heard)
+        groups.join(name, forming, request.num_tasks, session, state.clock())
+        subject = ("group", name)
+        state.waits.changed(subject)
+
+        def formed() -> BarrierResponse | None:
+            return groups.formed(name, forming, session, self._is_heard, state.clock())
+
+        waiter = Waiter(
+            session.label, f"group {name!r}", partial(groups.awaited, name, self._is_heard)
+        )
+        deadline = state.clock() + request.wait_seconds
+        while (answer := formed()) is None and (left := deadline - state.clock()) > 0:
+            await state.waits.until(subject, formed, min(left, _LOOK_SECONDS), waiter)
+        if answer is not None:
+            state.waits.changed(subject)
+            return answer
+        missing = state.explained(waiter)
+        groups.session_ended(session.id)
+        raise DeadlineExceededError(
+            f"the workers of {name!r} did not come together in {request.wait_seconds:g} s; "
+            f"missing: {missing}. Start them, or look at their output"
+        )
+
+    def _is_heard(self, task: str) -> bool:
+        """Whether a process of a task seems to live."""
+        ledger, now = self._state.ledger, self._state.clock()
+        return any(
+            session.label == task and ledger.is_heard(session.id, now)
+            for session in ledger.opened()
         )
 
     def _awaited(self, name: str) -> list[AwaitedClient]:

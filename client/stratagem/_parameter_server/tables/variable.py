@@ -380,12 +380,12 @@ def require_whole_state(variables: Iterable[Variable]) -> None:
 
 
 def require_no_table(variables: Iterable[Variable]) -> None:
-    """Refuse tables, of which no process has a copy, to local steps."""
+    """Refuse tables, of which no process has a copy, to workers."""
     for variable in variables:
         if isinstance(variable, TableVariable):
             raise InvalidArgumentError(
                 f"{variable.name!r} is a table, whose rows stay on the servers: give it a "
-                "DistributedOptimizer of its own, and LocalSteps the dense parameters",
+                "DistributedOptimizer of its own, and leave the dense parameters to the workers",
                 variable=variable.name,
             )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.transport import Responses
-from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse, GroupForming
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresResponse
 from stratagem_proto.v1.consistency_pb2 import (
     BeginStepRequest,
@@ -78,6 +78,18 @@ def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[
         name=name, generation=generation, num_tasks=num_tasks, wait_seconds=wait
     )
     awaits = f"the other workers at the barrier {name!r}"
+    return Request("Barrier", message, sole(BarrierResponse), wait=wait, awaits=awaits)
+
+
+def form_group(
+    name: str, forming: GroupForming, num_tasks: int, wait: float
+) -> Request[BarrierResponse]:
+    """Return the request for the next generation of a group, or for a look at the latest one.
+
+    The first generation is formed of `num_tasks`.
+    """
+    message = BarrierRequest(name=name, forming=forming, num_tasks=num_tasks, wait_seconds=wait)
+    awaits = "the other workers of the group" if wait else ""
     return Request("Barrier", message, sole(BarrierResponse), wait=wait, awaits=awaits)
 
 

@@ -1,0 +1,1 @@
+"""Dense parameters that workers all-reduce, beside tables on servers."""

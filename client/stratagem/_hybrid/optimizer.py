@@ -1,0 +1,488 @@
+"""Dense parameters that workers all-reduce, and their optimizer, beside tables on servers."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import safetensors.torch
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from stratagem._core.contexts import entered
+from stratagem._core.variables import Variable
+from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.local_steps import OwnSteps, hosting_of_own, parameters_of
+from stratagem._hosting.optimizer import DistributedOptimizer
+from stratagem._hosting.other_steps import leave_to_local_steps
+from stratagem._hosting.wrapped_optimizer import require_fresh
+from stratagem._hybrid.group import DenseGroup, LostGroupError
+from stratagem._parameter_server.loaded_values import carry
+from stratagem._parameter_server.remote_hosting import RemoteHosting
+from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._ps_client.requests.variables import Writing
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
+
+_LOG = logging.getLogger("stratagem")
+
+_PROGRESS = "progress"
+_LENGTH_BYTES = 8
+# Runs may go on with another number of workers.
+_MOST_WORKERS = 1_000
+
+
+class _Dense:
+    """The dense parameters of this worker, their optimizer's state, and how far they are.
+
+    Attributes:
+        parameters: In the order of the optimizer.
+        step: How many steps they have taken.
+        counted: By number of the worker: how many of its gradients are in them.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.parameters = parameters_of(optimizer)
+        self._optimizer = optimizer
+        self.step, self.counted = 0, [0] * _MOST_WORKERS
+        # Some have state from the beginning.
+        self._first_state = copy.deepcopy([optimizer.state.get(one) for one in self.parameters])
+        self.room = _LENGTH_BYTES + len(self._packed(_after_a_step(optimizer)))
+
+    def _packed(self, optimizer: Optimizer) -> bytes:
+        tensors = {_PROGRESS: torch.tensor([self.step, *self.counted])}
+        for index, parameter in enumerate(parameters_of(optimizer)):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{index}.{key}"] = value.detach().cpu().clone().contiguous()
+                elif isinstance(value, int | float):
+                    tensors[f"{index}#{key}"] = torch.tensor(value, dtype=_number_dtype(value))
+                elif value is not None:
+                    raise InvalidTypeError(
+                        f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}, "
+                        "and a HybridOptimizer passes on tensors and numbers; choose an optimizer "
+                        "that keeps those"
+                    )
+        return safetensors.torch.save(tensors)
+
+    def packed(self) -> torch.Tensor:
+        """Return state and progress as bytes: those of safetensors, after their length."""
+        content = self._packed(self._optimizer)
+        whole = len(content).to_bytes(_LENGTH_BYTES, "little") + content
+        return torch.frombuffer(bytearray(whole.ljust(self.room, b"\0")), dtype=torch.uint8)
+
+    def unpack(self, packed: torch.Tensor) -> None:
+        """Take over what `packed` has returned; all zeros are from before the first step."""
+        content = packed.numpy().tobytes()
+        length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+        state: dict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        if not length:
+            self.step, self.counted = 0, [0] * _MOST_WORKERS
+            first = zip(self.parameters, copy.deepcopy(self._first_state), strict=True)
+            self._optimizer.state = defaultdict(dict, {one: had for one, had in first if had})
+            return
+        for name, value in safetensors.torch.load(content[_LENGTH_BYTES:][:length]).items():
+            if name == _PROGRESS:
+                self.step, *self.counted = value.tolist()
+                continue
+            is_number = "#" in name.partition(".")[0]
+            index, _, key = name.partition("#" if is_number else ".")
+            parameter = self.parameters[int(index)]
+            # As in torch's load_state_dict: counts of steps stay on the CPU.
+            place = "cpu" if is_number or value.dim() == 0 else parameter.device
+            state[parameter][key] = value.item() if is_number else value.to(place)
+        self._optimizer.state = defaultdict(dict, state)
+
+
+def _number_dtype(value: float) -> torch.dtype:
+    return torch.float64 if isinstance(value, float) else torch.int64
+
+
+def _after_a_step(optimizer: Optimizer) -> Optimizer:
+    """Return a copy that has taken a step of other parameters, so that it has all of its state."""
+    probe = copy.copy(optimizer)
+    leave_to_local_steps(probe)
+    probe.state, probe.param_groups = defaultdict(dict), []
+    for group in optimizer.param_groups:
+        zeros = [Parameter(torch.zeros_like(one.detach())) for one in group["params"]]
+        for zero, one in zip(zeros, group["params"], strict=True):
+            zero.grad = torch.zeros_like(zero)
+            if one in optimizer.state:
+                probe.state[zero] = copy.deepcopy(optimizer.state[one])
+        probe.param_groups.append({**group, "params": zeros})
+    try:
+        probe.step()
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} cannot step by gradients alone: {error}; give the dense "
+            "part an optimizer that can, such as those of torch.optim but for LBFGS"
+        ) from error
+    return probe
+
+
+class _ServersCopy:
+    """What servers keep of the dense part: what is saved, and what a first worker begins with.
+
+    Args:
+        hosting: Has the variables.
+        dense: The dense part.
+        name: Of the variable with the optimizer's state.
+    """
+
+    def __init__(self, hosting: RemoteHosting, dense: _Dense, name: str) -> None:
+        self._hosting, self._dense = hosting, dense
+        self._shared = hosting.lend(dense.parameters, "HybridOptimizer", is_kept=True)
+        with entered(hosting.extended._container_strategy()):
+            empty = torch.zeros(dense.room, dtype=torch.uint8)
+            packed: Any = Variable(empty, trainable=False, name=name)
+        assert isinstance(packed, RemoteVariable)
+        self._packed = packed
+        self._written = 0
+
+    def is_behind(self) -> bool:
+        """Whether this program has had it replaced, as by a checkpoint."""
+        return self._hosting.is_behind(self._shared)
+
+    def adopt(self) -> None:
+        """Give this worker what the servers have."""
+        self._hosting.bring(self._shared)
+        with torch.no_grad():
+            for own, shared in zip(self._dense.parameters, self._shared, strict=True):
+                own.copy_(shared)
+        self._dense.unpack(self._hosting.store.snapshot(self._packed))
+        self._written = self._dense.step
+
+    def write(self) -> None:
+        """Give servers what this worker has, unless it is older, or there already."""
+        if self._dense.step == self._written:
+            return
+        with torch.no_grad():
+            for own, shared in zip(self._dense.parameters, self._shared, strict=True):
+                shared.copy_(own)
+        found = [hosted_parameter(one) for one in self._shared]
+        carry(self._hosting.store, [one for one in found if one is not None])
+        writing = Writing(self._packed.name, ASSIGN_MODE_SET, self._dense.packed())
+        self._hosting.store.write({self._packed: writing})
+        self._packed.outdate()
+        self._written = self._dense.step
+
+
+class HybridOptimizer(OwnSteps):
+    """Trains dense parameters in the workers, by all-reduce, and tables on the servers.
+
+    Servers suit tables, of which a step needs a few rows. A dense parameter is needed as a whole in
+    each step, and comes cheaper from the other workers: their gradients become their mean, as with
+    `torch.nn.parallel.DistributedDataParallel`, and each worker steps its own copy, which stays
+    equal to all others::
+
+        with strategy.scope():
+            model = Model()  # model.table is a stratagem.nn.Embedding
+        optimizer = HybridOptimizer(
+            torch.optim.Adam(model.layer.parameters()),
+            tables=DistributedOptimizer(torch.optim.Adagrad(model.table.parameters())),
+        )
+
+        def replica_step(batch):
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
+        strategy.run(replica_step, args=(batch,))
+
+    Workers need no port: they find each other by the servers, which also decide who all-reduces
+    together. When a worker is lost, the others do so without it, and with it once it is back: it
+    then has their values and the state of their optimizer. Each gradient of a worker counts once,
+    or, of one that was lost in between, not at all.
+
+    The servers have a copy of the dense part, which `save`, `publish`, `snapshot` and `finish`
+    bring up to date: the chief's values and state. `restore` and `resume` give it to all workers.
+    Without a cluster it is a `DistributedOptimizer` of each part.
+
+    Gradients travel through the memory of the host, by gloo, which encrypts nothing: on several
+    machines STRATAGEM_INSECURE has to be set.
+
+    Args:
+        dense: A fresh optimizer of torch over dense parameters of one strategy.
+        tables: What steps the rest, at the same time. Its hyperparameters and its state are its
+            own, and so is what its consistency says.
+        patience: How many seconds workers wait, once one is lost, for others that are still there
+            and do not come; these are let in later.
+
+    Raises:
+        InvalidTypeError: `dense` is no `torch.optim.Optimizer` or keeps what is neither tensor nor
+            number, or `tables` no `DistributedOptimizer`.
+        InvalidArgumentError: A parameter is a table, belongs to another strategy or to one without
+            servers, `patience` is not above 0, or this process has several replicas.
+        FailedPreconditionError: `dense` has state; this process does not train; a coordinator sends
+            functions; or workers of other machines would be met without certificates.
+    """
+
+    __module__ = "stratagem"
+    _is_kept = True
+
+    def __init__(
+        self,
+        dense: Optimizer,
+        tables: DistributedOptimizer | None = None,
+        *,
+        patience: float = 10.0,
+    ) -> None:
+        if not isinstance(dense, Optimizer) or isinstance(dense, DistributedOptimizer):
+            raise InvalidTypeError(f"dense is a plain torch.optim.Optimizer, not {dense!r}")
+        if not (tables is None or isinstance(tables, DistributedOptimizer)):
+            raise InvalidTypeError(f"tables is a DistributedOptimizer, not {tables!r}")
+        if not patience > 0:
+            raise InvalidArgumentError(f"patience is {patience}; it has to be above 0")
+        require_fresh(dense)
+        self._inner, self._tables = dense, tables
+        own = parameters_of(dense)
+        hosting = hosting_of_own(own, "HybridOptimizer")
+        self._alone: DistributedOptimizer | None = None
+        if isinstance(hosting, RemoteHosting):
+            self._begin(hosting, patience)
+        else:
+            self._alone = DistributedOptimizer(dense)
+        # Sets up hooks and profiling; __init__ would build groups of its own.
+        Optimizer.__setstate__(self, {})
+
+    def _begin(self, hosting: RemoteHosting, patience: float) -> None:
+        hosting.membership.require_trainer()
+        if hosting.checkpoints.is_coordinated or hosting.elsewhere is not None:
+            raise FailedPreconditionError(
+                "a HybridOptimizer reduces gradients of workers that run the same program, and "
+                "here a ClusterCoordinator schedules functions; have the servers step all by a "
+                "DistributedOptimizer"
+            )
+        first = hosted_parameter(parameters_of(self._inner)[0])
+        assert first is not None
+        name = f"stratagem/hybrid/{first.name}"
+        self._group = DenseGroup(name, hosting.membership, hosting.store, patience)
+        self._dense = _Dense(self._inner)
+        self._copy, self._hosting = _ServersCopy(hosting, self._dense, name), hosting
+        # A program that is started again goes on with what its servers have.
+        self._copy.adopt()
+        # How many gradients this task has come with, those of its processes before included; None
+        # before the others have told.
+        self._gradients: int | None = None
+        self._has_joined = self._is_inside = False
+        # Whether all have heard of a new generation; whether this worker has.
+        self._is_due = self._is_outdated = False
+        leave_to_local_steps(self._inner)
+        hosting.optimizers_in_use.add(self)
+        if hosting.checkpoints.counter.is_resumed:
+            self._resumed()
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Step both parts: first the dense gradients are reduced, then `tables` steps, then dense.
+
+        Dense gradients are the mean over the workers afterwards.
+
+        Args:
+            closure: Computes the loss and the gradients, once.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            InvalidTypeError: A dense gradient is sparse.
+            DeadlineExceededError: Workers are missing at the start; they are told.
+            StratagemError: As of the step of `tables`; the dense part has taken its step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._alone is not None:
+            self._alone.step()
+            if self._tables is not None:
+                self._tables.step()
+            return loss
+        self._is_inside = True
+        try:
+            is_reduced = self._reduce()
+            try:
+                if self._tables is not None:
+                    self._tables.step()
+            finally:
+                # All others take it.
+                if is_reduced:
+                    self._inner.step()
+        finally:
+            self._is_inside = False
+        return loss
+
+    def _reduce(self) -> bool:
+        """Have dense gradients be the mean over all workers; return False if they count already.
+
+        A gradient is numbered by its worker. Where a generation ends in the midst of a reduction,
+        some may have its result and others not. The next one begins with the newest values there
+        are, and its members know by the numbers which gradients are in these.
+        """
+        gradients, number = self._own_gradients(), 0
+        while True:
+            try:
+                if not self._is_together():
+                    is_late = not self._has_joined and self._group.exists()
+                    self._join()
+                    if is_late:
+                        _LOG.warning(
+                            "the first dense gradient of this worker does not count: it was "
+                            "computed with what servers had, and the other workers have trained "
+                            "on; call strategy.refresh() before the first step"
+                        )
+                        return False
+                number = number or self._next_number()
+                if number <= self._dense.counted[self._group.worker]:
+                    return False
+                return self._reduced(gradients, number)
+            except LostGroupError as error:
+                _LOG.warning("the workers that all-reduce come together again: %s", error)
+
+    def _is_together(self) -> bool:
+        """Whether this worker can reduce in the generation that it is in."""
+        if not self._group.is_in or self._is_due:
+            return False
+        self._is_outdated = self._group.is_outdated()
+        return not (self._is_outdated and self._group.is_alone)
+
+    def _next_number(self) -> int:
+        """Return the number of the next gradient, none of which was given before."""
+        if self._gradients is None:
+            self._gradients = self._dense.counted[self._group.worker]
+        self._gradients += 1
+        return self._gradients
+
+    def _own_gradients(self) -> list[torch.Tensor | None]:
+        found = []
+        for parameter in self._dense.parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise InvalidTypeError(
+                    "a dense parameter has a sparse gradient, which is not all-reduced; leave "
+                    "sparse=True out, or have the servers keep the table: stratagem.nn.Embedding"
+                )
+            found.append(None if gradient is None else gradient.detach())
+        return found
+
+    def _reduced(self, gradients: Sequence[torch.Tensor | None], number: int) -> bool:
+        """Carry out a reduction, in which this worker's gradient has a number."""
+        dense, group = self._dense, self._group
+        has_gradient = [gradient is not None for gradient in gradients]
+        numbers = [0] * group.num_workers
+        numbers[group.worker] = number
+        told = torch.tensor([self._is_outdated, *has_gradient, *numbers], dtype=torch.int64)
+        own = [
+            torch.zeros_like(parameter, device="cpu") if gradient is None else gradient.cpu()
+            for parameter, gradient in zip(dense.parameters, gradients, strict=True)
+        ]
+        # What is told comes first: whoever has the sums knows of whom they are.
+        (heard,) = group.sums([told])
+        sums = group.sums(own)
+        is_due, *rest = heard.tolist()
+        has_any, numbers = rest[: len(own)], rest[len(own) :]
+        count = sum(one > 0 for one in numbers)
+        for parameter, total, is_there in zip(dense.parameters, sums, has_any, strict=True):
+            parameter.grad = (total / count).to(parameter.device) if is_there else None
+        dense.step += 1
+        before = dense.counted[: len(numbers)]
+        dense.counted[: len(numbers)] = [a or b for a, b in zip(numbers, before, strict=True)]
+        self._is_due = is_due > 0
+        return True
+
+    def _join(self) -> None:
+        """Come together with the others, and take over the newest values."""
+        dense = self._dense
+        while True:
+            try:
+                self._group.form(dense.step)
+                values = [one.detach().cpu() for one in dense.parameters]
+                *found, packed = self._group.spread([*values, dense.packed()])
+                break
+            except LostGroupError as error:
+                _LOG.warning("the workers that all-reduce come together again: %s", error)
+        with torch.no_grad():
+            for parameter, value in zip(dense.parameters, found, strict=True):
+                parameter.copy_(value)
+        dense.unpack(packed)
+        self._has_joined, self._is_due = True, False
+
+    # What the hosting calls.
+
+    def _follow(self) -> None:
+        """Adopt what was restored; who comes late begins with what the others have."""
+        if self._is_inside:
+            return
+        if self._copy.is_behind():
+            self._copy.adopt()
+            self._gradients = self._dense.counted[self._group.worker]
+        if not self._has_joined and self._group.exists():
+            self._join()
+
+    def _keep(self) -> None:
+        self._copy.write()
+
+    def _part(self) -> None:
+        if not self._is_inside:
+            self._group.leave()
+
+    def _resumed(self) -> None:
+        states = self._hosting.checkpoints.states
+        states._register(self._group.name, _Gradients(self))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the dense parameters and of what `tables` steps."""
+        self._inner.zero_grad(set_to_none)
+        if self._tables is not None:
+            self._tables.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the dense part; `tables` has its own."""
+        return (self._alone or self._inner).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the dense part, before the first step and on all workers.
+
+        Raises:
+            FailedPreconditionError: This worker has joined the others.
+        """
+        if self._alone is not None:
+            self._alone.load_state_dict(state_dict)
+            return
+        if self._has_joined:
+            raise FailedPreconditionError(
+                "the workers have taken steps together, and this one alone would go on from "
+                "another state; load it before the first step, or restore a checkpoint by "
+                "strategy.restore() or roll_back()"
+            )
+        self._inner.load_state_dict(state_dict)
+
+
+class _Gradients:
+    """How many gradients a task has come with, as of the steps that its program counts."""
+
+    def __init__(self, optimizer: HybridOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> int:
+        """Return the number."""
+        optimizer = self._optimizer
+        known = optimizer._gradients
+        return optimizer._dense.counted[optimizer._group.worker] if known is None else known
+
+    def load_state_dict(self, number: int) -> None:
+        """Number those that come from there on."""
+        self._optimizer._gradients = number
