@@ -25,6 +25,10 @@ LATER: Mapping[str, str] = {
     "stratagem_proto.v1.BarrierResponse.members": "likewise",
     "stratagem_proto.v1.BarrierResponse.is_awaited": "likewise",
     "stratagem_proto.v1.BarrierResponse.has_lost": "likewise",
+    "stratagem_proto.v1.CommitContributionRequest.predecessors": "a server that does not know it "
+    "answers that nothing is staged, and the step is repeated as it was before",
+    "stratagem_proto.v1.DescribeConsistencyResponse.committed": "a server that does not know it "
+    "names no step, and the worker repeats what was not committed there",
     "stratagem_proto.v1.ListVersionsRequest.takes_deltas": "a server that does not know it lists "
     "no delta",
     "stratagem_proto.v1.SavedTensor.delta": "it is in parts of format 2 and checkpoints of format "

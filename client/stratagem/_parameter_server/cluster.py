@@ -132,6 +132,7 @@ class TrainingCluster:
 
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return what holds workers together, by optimizer."""
+        self._store.contributions.settle()
         groups = self._store.ask_first(describe())
         return {group.group: report_of(group) for group in groups}
 

@@ -91,8 +91,8 @@ class RemoteOptimizers:
         self._stepped.add(optimizer)
         # The answer to the push before may have the permit for this one.
         store.pusher.flush()
-        if store.contributions.staged is not None:
-            store.contributions.end_interrupted()
+        if not store.contributions.is_settled:
+            store.contributions.settle()
         if store.ends.behind is not None:
             store.ends.require_fresh()
         permit, overlap = store.permit(optimizer), self._overlaps.get(optimizer)

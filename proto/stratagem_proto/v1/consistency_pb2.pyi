@@ -106,10 +106,22 @@ class DescribeConsistencyRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
 
 class DescribeConsistencyResponse(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "committed")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[GroupConsistency]
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupConsistency, _Mapping]]] = ...) -> None: ...
+    committed: _containers.RepeatedCompositeFieldContainer[CommittedStep]
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupConsistency, _Mapping]]] = ..., committed: _Optional[_Iterable[_Union[CommittedStep, _Mapping]]] = ...) -> None: ...
+
+class CommittedStep(_message.Message):
+    __slots__ = ("group", "worker", "step")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    worker: int
+    step: int
+    def __init__(self, group: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class GroupConsistency(_message.Message):
     __slots__ = ("group", "consistency", "since", "workers", "completed")

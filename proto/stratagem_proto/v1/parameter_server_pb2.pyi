@@ -260,14 +260,16 @@ class UpdateNonSlotResponse(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[_Union[_update_program_pb2.GraphOutput, _Mapping]]] = ...) -> None: ...
 
 class CommitContributionRequest(_message.Message):
-    __slots__ = ("key", "step", "wait_seconds")
+    __slots__ = ("key", "step", "wait_seconds", "predecessors")
     KEY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
     key: _session_pb2.RequestKey
     step: StepMark
     wait_seconds: float
-    def __init__(self, key: _Optional[_Union[_session_pb2.RequestKey, _Mapping]] = ..., step: _Optional[_Union[StepMark, _Mapping]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    predecessors: bool
+    def __init__(self, key: _Optional[_Union[_session_pb2.RequestKey, _Mapping]] = ..., step: _Optional[_Union[StepMark, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., predecessors: bool = ...) -> None: ...
 
 class CommitContributionResponse(_message.Message):
     __slots__ = ("dropped",)

@@ -124,7 +124,11 @@ class ConsistencyRpcs:
         groups = self._state.clocks.report()
         for group in groups:
             group.completed = self._state.rounds.closed(group.group)
-        return consistency_pb2.DescribeConsistencyResponse(groups=groups)
+        committed = [
+            consistency_pb2.CommittedStep(group=group, worker=worker, step=step)
+            for group, worker, step in self._state.rounds.committed()
+        ]
+        return consistency_pb2.DescribeConsistencyResponse(groups=groups, committed=committed)
 
 
 def begun_now(
@@ -300,7 +304,7 @@ class ContributionRpcs:
         self, request: pb.CommitContributionRequest
     ) -> pb.CommitContributionResponse:
         """Commit without waiting for anybody, as a request of a log that has waited before."""
-        apply = partial(self._commit, request.step)
+        apply = partial(self._commit, request.step, request.predecessors)
         return await self._state.mutations.once(request, apply, pb.CommitContributionResponse)
 
     async def _wait_for_others(self, request: pb.CommitContributionRequest) -> None:
@@ -319,13 +323,18 @@ class ContributionRpcs:
                 f"dropped, and {state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
             )
 
-    async def _commit(self, mark: pb.StepMark, session: Session) -> pb.CommitContributionResponse:
-        use = LockUse(session.label, f"step {mark.step}")
+    async def _commit(
+        self, mark: pb.StepMark, predecessors: bool, session: Session
+    ) -> pb.CommitContributionResponse:
+        use, rounds = LockUse(session.label, f"step {mark.step}"), self._state.rounds
         async with self._state.deciding(mark.group, use):
-            if self._state.rounds.is_late(session.id, mark):
+            if rounds.is_late(session.id, mark):
                 self._state.clocks.count_dropped(mark.group, session.id)
                 return pb.CommitContributionResponse(dropped=True)
-            parts = self._state.rounds.commit(session.id, session.label, mark)
+            if predecessors:
+                parts = rounds.commit_left(session.label, mark)
+            else:
+                parts = rounds.commit(session.id, session.label, mark)
             if parts:
                 await close(self._state, mark, parts, use)
         self._state.groups_changed([mark.group])

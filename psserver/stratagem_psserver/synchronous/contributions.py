@@ -236,6 +236,7 @@ class ClosedSteps:
     _waiting: dict[int, ClosedStep] = field(default_factory=dict)
 
     def add(self, closed: ClosedStep) -> None:
+        closed.orphaned = any(part.orphaned for part in closed.parts)
         self._waiting[closed.share.step] = closed
 
     @property

@@ -5,17 +5,19 @@ on all servers before any of them counts. When enough workers have committed, th
 server adds the contributions up and applies the sum. If the norm over all servers is bounded, the
 closed step first waits for that norm.
 
-When a session ends, contributions that it has only staged are dropped. Those that it has committed
-still count; if the worker is started again and contributes to the same step, the second
-contribution is dropped. Until the same task opens a session again, the worker is gone, and waiting
-for a step that cannot close without it fails with an error that names it, unless the worker may
-still be started again and was not given up: see `Absences`. When all workers of a group have
-left for good, what they committed to steps that are not closed is dropped. When all are gone but
-may come back, it is dropped as soon as other requests need the memory. Other servers may have what
-was dropped here, and close the step once the last worker has committed it everywhere; the first
-server is told last. So nobody's commit to that step counts here before those whose contributions
-were dropped have committed again, which they can as long as the first server has not closed it.
-Otherwise the step could close on the first server, and never here.
+When a session ends, what it has committed still counts; if the worker is started again and
+contributes to the same step, the second contribution is dropped. What it has only staged does not
+count yet, and is kept: if the worker had committed to the step on another server, where others may
+have closed it since, its next session commits what is kept. Otherwise the next session stages
+another contribution in its place, from the same values. Until the same task opens a session again,
+the worker is gone, and waiting for a step that cannot close without it fails with an error that
+names it, unless the worker may still be started again and was not given up: see `Absences`. When
+all workers of a group have left for good, what they committed to steps that are not closed is
+dropped. When all are gone but may come back, it is dropped as soon as other requests need the
+memory. Other servers may have what was dropped here, and close the step once the last worker has
+committed it everywhere; the first server is told last. So nobody's commit to that step counts here
+before those whose contributions were dropped have committed again, which they can as long as the
+first server has not closed it. Otherwise the step could close on the first server, and never here.
 
 A step may close with fewer contributions than there are workers. Contributions that come later are
 dropped, and their workers are told so when they commit.
@@ -123,7 +125,12 @@ class Rounds:
         group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
         previous = parts.get(contribution.worker)
-        others = [each for each in parts.values() if each is not previous]
+        # What others have left without committing it may never count.
+        others = [
+            each
+            for each in parts.values()
+            if each is not previous and (each.committed or not each.orphaned)
+        ]
         check_agreement(part, others)
         if previous is not None:
             check_replaceable(previous, part)
@@ -175,6 +182,28 @@ class Rounds:
         for worker in mine:
             group.commit(mark.step, worker)
         return group.close(mark.step) if group.is_complete(mark.step) else []
+
+    def commit_left(self, task: str, mark: StepMark) -> list[Part]:
+        """Commit what an ended session of a task has staged; see `commit`.
+
+        Raises:
+            UnstagedContributionError: There is no such contribution.
+        """
+        group = self._group(mark.group)
+        worker = group.orphan_of(mark.step, task)
+        if worker is None:
+            raise UnstagedContributionError(
+                f"no earlier session of {task} has left anything staged for step {mark.step} of "
+                f"{mark.group!r}; repeat the step"
+            )
+        group.commit(mark.step, worker)
+        return group.close(mark.step) if group.is_complete(mark.step) else []
+
+    def committed(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the newest step to which each worker has committed, behind its group and number."""
+        for name, group in self._groups.items():
+            for worker, step in group.committed().items():
+                yield name, worker, step
 
     def may_commit(self, session_id: bytes, mark: StepMark) -> bool | None:
         """Return True once a session may commit to a step, None while others have to before.

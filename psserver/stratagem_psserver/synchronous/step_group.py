@@ -109,15 +109,16 @@ class StepGroup:
                 member.given_up = True
 
     def session_ended(self, session_id: bytes) -> None:
-        """Drop what a session has staged; what it has committed still counts."""
+        """Leave what a session has staged and committed to the next one of its worker.
+
+        It may have committed to the step elsewhere, so that the next one has to do so here.
+        """
         self.late.pop(session_id, None)
         self.unfinished.session_ended(session_id)
         for parts in self.parts.values():
-            mine = {w: part for w, part in parts.items() if part.session_id == session_id}
-            for worker, part in mine.items():
-                part.orphaned = True
-                if not part.committed:
-                    parts.pop(worker).reservation.release()
+            for part in parts.values():
+                if part.session_id == session_id:
+                    part.orphaned = True
 
     def is_abandoned(self, for_good: bool) -> bool:
         """Return whether all workers have contributed and are gone.
@@ -154,6 +155,19 @@ class StepGroup:
         """Have what a worker has staged for a step count."""
         self.parts[step][worker].committed = True
         self.owed.get(step, {}).pop(worker, None)
+
+    def orphan_of(self, step: int, task: str) -> int | None:
+        """Return the worker whose contribution to a step an ended session of a task has left."""
+        parts = self.parts.get(step, {})
+        left = (worker for worker, one in parts.items() if one.orphaned and one.task == task)
+        return next(left, None)
+
+    def committed(self) -> dict[int, int]:
+        """Return the newest step to which each worker has committed."""
+        newest = {worker: step for worker, (step, _) in self.counted.items()}
+        for step, parts in sorted(self.parts.items()):
+            newest.update({worker: step for worker, part in parts.items() if part.committed})
+        return newest
 
     def owing(self, step: int, session_id: bytes) -> list[int]:
         """Return the workers that have to commit to a step before a session may, if any."""

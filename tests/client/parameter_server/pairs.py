@@ -74,10 +74,10 @@ class Pair:
         return [self.model.weight.item(), self.model.bias.item()]
 
 
-def after(steps: int, order: Sequence[int] = (0, 1)) -> list[float]:
+def after(steps: int, order: Sequence[int] = (0, 1), **settings: Any) -> list[float]:
     """What both parameters are after steps that nothing disturbs."""
     with running(num_servers=2, num_workers=2) as cluster, ExitStack() as stack:
-        workers = pairs(stack, cluster)
+        workers = pairs(stack, cluster, **settings)
         for _ in range(steps):
             for number in order:
                 workers[number].run()

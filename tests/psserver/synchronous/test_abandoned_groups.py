@@ -66,7 +66,7 @@ def test_workers_whose_leases_ran_out_go_on_with_what_they_had_committed() -> No
     cluster = half_done()
     for worker in range(2):
         end(cluster, worker, left=False)
-    assert cluster.budget.used == PART_BYTES
+    assert cluster.budget.used == 2 * PART_BYTES
     for worker in range(2):
         cluster.rounds.session_opened(session(worker), f"/job:worker/task:{worker}")
     cluster.stage(1, 2)

@@ -36,8 +36,8 @@ class Worker:
         for client in self.at:
             client.open()
 
-    def stage(self, step: int) -> None:
-        """Stages ones on both servers."""
+    def stage(self, step: int, enough: int = 0) -> None:
+        """Stages ones on both servers, for a step that so many contributions may close."""
         for client in self.at:
             value = torch.ones(2)
             header = update_header(client.key(), sgd(), {"v": value})
@@ -47,15 +47,20 @@ class Worker:
                     worker=self._number,
                     num_workers=_WORKERS,
                     replicas=1,
+                    replicas_to_aggregate=enough,
                     reduction=REDUCTION_SUM,
                 )
             )
             client.upload("Update", encoded(header, [value]), pb.UpdateResponse)
 
-    def commit(self, server: int, step: int, wait: float = _SECONDS) -> bool:
+    def commit(
+        self, server: int, step: int, wait: float = _SECONDS, predecessors: bool = False
+    ) -> bool:
         """Commits on one server; returns whether it counts."""
         client = self.at[server]
-        request = pb.CommitContributionRequest(key=client.key(), step=mark(step), wait_seconds=wait)
+        request = pb.CommitContributionRequest(
+            key=client.key(), step=mark(step), wait_seconds=wait, predecessors=predecessors
+        )
         response = client.unary("CommitContribution", request, pb.CommitContributionResponse)
         return not response.dropped
 
@@ -123,3 +128,24 @@ def test_it_counts_nowhere_before_all_are_there_again() -> None:
         with pytest.raises(DeadlineExceededError, match=r"commit to step 2 .*task:0"):
             second.commit(1, 2, wait=0.0)
         assert second.values() == [[-2.0, -2.0]] * 2
+
+
+def test_a_backup_worker_that_has_told_only_the_first_server_tells_the_other_once_it_is_back() -> (
+    None
+):
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN)))
+            for task in range(2)
+        ]
+        fast = Worker(0, servers, stack)
+        for client in fast.at:
+            client.create(v=torch.zeros(2))
+        fast.stage(1, enough=1)
+        assert fast.commit(0, 1)
+        for server in range(2):
+            fast.leave(server)
+        again = Worker(0, servers, stack)
+        assert again.values() == [[-1.0, -1.0], [0.0, 0.0]]
+        assert again.commit(1, 1, predecessors=True)
+        assert again.values() == [[-1.0, -1.0]] * 2

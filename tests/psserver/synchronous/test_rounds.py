@@ -14,6 +14,7 @@ from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
+    UnstagedContributionError,
     VariableNotFoundError,
 )
 from stratagem_proto.v1.update_program_pb2 import (
@@ -202,10 +203,8 @@ def test_waiting_for_a_worker_that_is_gone_fails_by_its_name() -> None:
     cluster.stage(0, step=2)
     cluster.stage(1, step=2)
     cluster.commit(0, step=2)
-    used = cluster.budget.used
     groups = cluster.rounds.session_ended(session(1), "the lease of worker 1 ran out")
     assert groups == ["SGD"]
-    assert cluster.budget.used == used - PART_BYTES
     with pytest.raises(AbortedError, match="the lease of worker 1 ran out before it contributed"):
         cluster.rounds.is_applied(mark(2))
     assert cluster.rounds.is_applied(mark(1))
@@ -224,6 +223,27 @@ def test_a_task_that_comes_back_can_complete_the_step() -> None:
     part.session_id = returned
     cluster.rounds.stage(part)
     assert len(cluster.rounds.commit(returned, part.task, mark())) == 2
+
+
+def test_what_a_worker_left_uncommitted_counts_once_its_next_session_says_so() -> None:
+    cluster = Cluster()
+    cluster.stage(0)
+    cluster.stage(1)
+    cluster.commit(0)
+    cluster.rounds.session_ended(session(1), "/job:worker/task:1 left")
+    with pytest.raises(UnstagedContributionError, match=r"no earlier session of .*task:2"):
+        cluster.rounds.commit_left("/job:worker/task:2", mark())
+    assert [*cluster.rounds.committed()] == [("SGD", 0, 1)]
+    assert len(cluster.rounds.commit_left("/job:worker/task:1", mark())) == 2
+    assert sorted(cluster.rounds.committed()) == [("SGD", 0, 1), ("SGD", 1, 1)]
+
+
+def test_what_a_worker_left_uncommitted_binds_nobody() -> None:
+    cluster = Cluster()
+    cluster.rounds.stage(cluster.part(0, reduction=REDUCTION_MEAN))
+    cluster.rounds.session_ended(session(0), "/job:worker/task:0 left")
+    cluster.stage(1)
+    cluster.commit(1)
 
 
 def test_a_program_waits_for_workers_that_left_with_the_last_one() -> None:

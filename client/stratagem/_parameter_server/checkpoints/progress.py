@@ -261,6 +261,7 @@ class StepCounter:
         """Return the last complete synchronous step of each group."""
         if not self._store.step_tracker.is_synchronous():
             return {}
+        self._store.contributions.settle()
         groups = self._store.ask_first(describe())
         return {one.group: one.completed for one in groups if one.completed}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
-from stratagem._ps_client.requests.coordination import describe
+from stratagem._ps_client.requests.coordination import describe, list_committed
 from stratagem._ps_client.requests.updates import closed_steps, finish_step
 from stratagem.consistency import KINDS, Async, Consistency, ConsistencyReport, WorkerReport
 from stratagem_proto.consistency import message_named, name_of
@@ -358,6 +359,8 @@ class Contributions:
 
     Attributes:
         staged: What does not count yet, or not on all servers; None between steps.
+        is_settled: Whether neither this process nor the one that was the same task before has left
+            a step that may count on some servers only.
     """
 
     def __init__(
@@ -366,19 +369,62 @@ class Contributions:
         self._servers, self._step_tracker = servers, step_tracker
         self._peer_seconds = peer_seconds
         self.staged: Staged | None = None
+        # One server counts a contribution, or does not.
+        self.is_settled = step_tracker.worker is None or len(servers.used) == 1
+        self._has_predecessor = not self.is_settled
         self._committing = threading.Lock()
 
     def commit(self, staged: Staged) -> None:
         """Have a contribution count, unless others have closed the step without it."""
         with self._committing:
-            self.staged = staged
+            self.staged, self.is_settled = staged, False
             self._end(staged)
+            self.is_settled = True
 
-    def end_interrupted(self) -> None:
-        """End the step in which this worker was interrupted, if there is one."""
+    def settle(self) -> None:
+        """End the step in which this worker was interrupted, or its process ended, if any.
+
+        It is to be called before a step begins, and before anything is asked for that says which
+        step is next.
+        """
+        if self.is_settled:
+            return
         with self._committing:
             if self.staged is not None:
                 self._end(self.staged)
+            if self._has_predecessor:
+                self._end_predecessors()
+                self._has_predecessor = False
+            self.is_settled = True
+
+    def _end_predecessors(self) -> None:
+        """Have the step count on all servers to which the process before has committed on some.
+
+        To repeat it is no way out: others may have closed it there, so that its values are gone.
+        """
+        servers, worker = self._servers, self._step_tracker.worker
+        if len(servers.called) < len(servers.used):
+            return
+        answers = servers.call_all({server: list_committed() for server in servers.used})
+        committed = {
+            server: {one.group: one.step for one in answer if one.worker == worker}
+            for server, answer in answers.items()
+        }
+        newest: dict[str, int] = {}
+        for steps in committed.values():
+            newest |= {name: max(step, newest.get(name, 0)) for name, step in steps.items()}
+        first, *others = servers.used
+        for server in (*others, first):
+            for name, step in newest.items():
+                if committed[server].get(name, 0) < step:
+                    self._adopt(server, StepMark(group=name, step=step))
+
+    def _adopt(self, server: int, mark: StepMark) -> None:
+        request = updates.commit(mark, self._peer_seconds, predecessors=True)
+        # A server that has lost it gets another contribution when the step is repeated.
+        with suppress(UnstagedContributionError):
+            self._servers.call(server, request)
+            finish(self._servers, mark)
 
     def _end(self, staged: Staged) -> None:
         try:

@@ -344,8 +344,8 @@ class RemoteStore:
         they are what they were at its moment, for no step. Values that are only for a training step
         may be rounded.
         """
-        if self.contributions.staged is not None:
-            self.contributions.end_interrupted()
+        if not self.contributions.is_settled:
+            self.contributions.settle()
         copies = [one for one in variables if one.has_copy]
         self.require(copies)
         if training and self.pusher.refresh(copies):

@@ -12,6 +12,7 @@ from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresRespon
 from stratagem_proto.v1.consistency_pb2 import (
     BeginStepRequest,
     BeginStepResponse,
+    CommittedStep,
     Consistency,
     DescribeConsistencyRequest,
     DescribeConsistencyResponse,
@@ -61,12 +62,21 @@ def describe() -> Request[list[GroupConsistency]]:
     return Request("DescribeConsistency", DescribeConsistencyRequest(), _described)
 
 
+def list_committed() -> Request[list[CommittedStep]]:
+    """Return the request for the newest steps to which workers have committed on a server."""
+    return Request("DescribeConsistency", DescribeConsistencyRequest(), _committed)
+
+
 def _granted(responses: Responses) -> list[StepGrant]:
     return list(sole(BeginStepResponse)(responses).grants)
 
 
 def _described(responses: Responses) -> list[GroupConsistency]:
     return list(sole(DescribeConsistencyResponse)(responses).groups)
+
+
+def _committed(responses: Responses) -> list[CommittedStep]:
+    return list(sole(DescribeConsistencyResponse)(responses).committed)
 
 
 def barrier(name: str, generation: int, num_tasks: int, wait: float) -> Request[BarrierResponse]:

@@ -245,12 +245,15 @@ def run(
     return Request(method, header, partial(_ran, response), tensors=attachments.tensors)
 
 
-def commit(mark: StepMark, wait: float = 0.0) -> Request[CommitContributionResponse]:
+def commit(
+    mark: StepMark, wait: float = 0.0, predecessors: bool = False
+) -> Request[CommitContributionResponse]:
     """Return the request that makes this worker's staged part of a step count.
 
-    The server waits up to `wait` seconds for workers whose parts it has dropped.
+    The server waits up to `wait` seconds for workers whose parts it has dropped. The part may be
+    its predecessor's, which was the same task in an earlier process.
     """
-    message = CommitContributionRequest(step=mark, wait_seconds=wait)
+    message = CommitContributionRequest(step=mark, wait_seconds=wait, predecessors=predecessors)
     return Request("CommitContribution", message, sole(CommitContributionResponse), wait=wait)
 
 
