@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from stratagem._core.distributed_values import has_no_rows, select_replica
 from stratagem._core.options import ReduceOp
 from stratagem._core.variables import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.optimizers import require_honoured, rule_named, values_of
 
@@ -365,7 +365,10 @@ class Contribution:
         is_absent = has_no_rows()
         steps = []
         for group in groups:
-            leaves, variables = group["params"].of_replica()
+            try:
+                leaves, variables = group["params"].of_replica()
+            except AttributeError:
+                raise _not_taken_over(group, len(steps)) from None
             gradients: list[tuple[torch.Tensor, ...]] = [
                 () if is_absent or (own := leaf.grad) is None else (own,) for leaf in leaves
             ]
@@ -374,6 +377,14 @@ class Contribution:
 
     def __bool__(self) -> bool:
         return any([any(group.gradients) for group in self.groups])
+
+
+def _not_taken_over(group: Mapping[str, Any], number: int) -> Exception:
+    return FailedPreconditionError(
+        f"param group {number} has {type(group['params']).__name__} as its params, which "
+        "DistributedOptimizer has not seen: it was added to the wrapped optimizer, or replaced. "
+        "Nothing was stepped. Add groups by the DistributedOptimizer's own add_param_group()"
+    )
 
 
 def group_steps(contributions: Sequence[Contribution]) -> tuple[GroupStep, ...]:

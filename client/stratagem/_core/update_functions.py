@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
 from stratagem._core import device_names
 from stratagem._core.contexts import require_strategy, updating
@@ -20,7 +21,7 @@ from stratagem._core.nests import map_leaves
 from stratagem._core.options import VariableSynchronization
 from stratagem._core.tensors import IndexedSlices
 from stratagem._core.variables import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
@@ -209,3 +210,17 @@ def smallest_by_name(variables: Sequence[Variable]) -> Variable:
         ValueError: There are none.
     """
     return min(variables, key=lambda variable: variable.name)
+
+
+def require_own_step(optimizer: Optimizer) -> None:
+    """Check that an optimizer steps as its class does, or that only a scheduler looks on.
+
+    Raises:
+        UpdateFunctionError: Its step was replaced.
+    """
+    own = vars(optimizer).get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        raise UpdateFunctionError(
+            f"the step of this {type(optimizer).__name__} was replaced by another function, which "
+            "parameter servers do not see; override step in a subclass instead"
+        )

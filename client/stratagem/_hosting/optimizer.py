@@ -205,7 +205,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         strategy.run(replica_step, args=(batch,))
 
     The optimizer's state lives with the variables, so `state` is empty here and refuses changes;
-    `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
+    `state_dict` and `load_state_dict` fetch and replace it, in torch's format, and those of the
+    wrapped optimizer refuse to be called. Hooks of either are called. A
     `stratagem.Variable` takes part by its `value()` in the param groups.
 
     Parameters and variables that were made outside of every scope belong to the default strategy:
@@ -237,8 +238,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             backward and step, as clipping and `GradScaler` do. Of no effect where nothing is sent.
 
     Raises:
-        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression` nothing of the
-            above.
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or one that is wrapped already,
+            or `compression` nothing of the above.
         InvalidArgumentError: Its class or a flag of it is not one that servers run, there are no
             parameters, it needs whole variables and one is in parts, or one was made outside of the
             scope that is open or that the others were made in. Or a bound is not above 0, or a
@@ -289,6 +290,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             self._begin_overlap()
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
+        if not self._plain:
+            self._lead_here()
 
     @property
     def name(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from stratagem._core.contexts import require_cross_replica_or_default
+from stratagem._core.update_functions import require_own_step
 from stratagem._core.variables import Variable
 from stratagem._gradients import GroupStep
 from stratagem._hosting.other_steps import DistributedSteps, have_others_hooks
@@ -101,11 +102,15 @@ class Rules:
 class ListedRule(Rules):
     """The rule of a class that servers know by name."""
 
-    def __init__(self, rule: OptimizerRule) -> None:
-        self._rule = rule
+    def __init__(self, optimizer: Optimizer, rule: OptimizerRule) -> None:
+        self._optimizer, self._rule = optimizer, rule
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         require_honoured(self._rule, values_of(self._rule, group))
+
+    def divided(self, steps: tuple[GroupStep, ...], groups: Groups) -> tuple[GroupStep, ...]:
+        require_own_step(self._optimizer)
+        return steps
 
 
 def refused(name: str) -> FailedPreconditionError:
@@ -175,9 +180,14 @@ def rules_of(optimizer: object) -> Rules:
         raise InvalidTypeError(
             f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
         )
+    if isinstance(optimizer, DistributedSteps):
+        raise InvalidTypeError(
+            f"DistributedOptimizer wraps an optimizer of torch.optim, and the strategy makes the "
+            f"steps of this {type(optimizer).__name__} already; use it as it is"
+        )
     listed = OPTIMIZERS.get(type(optimizer).__name__)
     if listed is not None and listed.cls is type(optimizer):
-        return ListedRule(listed)
+        return ListedRule(optimizer, listed)
     # Training with a class that is listed needs nothing of it.
     from stratagem._hosting.traced_rules import TracedRules
 
@@ -198,6 +208,21 @@ def require_fresh(optimizer: Optimizer) -> None:
                 "a fresh one and give the state to DistributedOptimizer."
                 "load_state_dict()"
             )
+
+
+_HOOKS = [
+    f"_optimizer_{of}_{when}_hooks"
+    for of in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+]
+
+
+def _refuse_state(method: str, name: str, *_args: object) -> NoReturn:
+    raise FailedPreconditionError(
+        f"{method}() is called of the optimizer that DistributedOptimizer {name!r} wraps, which "
+        f"has no state of its own: that lives with the variables of its strategy. Call {method}() "
+        "of the DistributedOptimizer"
+    )
 
 
 def is_recorded() -> bool:
@@ -301,6 +326,16 @@ class OptimizerWithSlots(OptimizerWrapper):
     def _keep_state_elsewhere(self) -> None:
         # The wrapped optimizer, too: programs often have both at hand.
         self._inner.state = StateElsewhere(self._name)
+
+    def _lead_here(self) -> None:
+        """Take over the hooks of the wrapped optimizer, whose own state nobody is to mistake."""
+        inner, name = self._inner, self._name
+        for hooks in _HOOKS:
+            setattr(self, hooks, getattr(inner, hooks))
+            if "state_dict" in hooks:
+                setattr(inner, hooks, OrderedDict())
+        inner.register_state_dict_pre_hook(partial(_refuse_state, "state_dict", name))
+        inner.register_load_state_dict_pre_hook(partial(_refuse_state, "load_state_dict", name))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as the wrapped optimizer would have it locally.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import LBFGS, Optimizer
 
+from stratagem._core.update_functions import require_own_step
 from stratagem._tracing.lifting import Captured, plain_function
 from stratagem._tracing.source import Location, definition_of, refused
 from stratagem._tracing.step_trace import (
@@ -108,7 +109,7 @@ class RuleTracer:
 
     def captured(self) -> Captured:
         """Return what steps use at present besides groups and state."""
-        _require_own_step(self._optimizer)
+        require_own_step(self._optimizer)
         return Captured(self._optimizer)
 
     def rule(
@@ -233,15 +234,6 @@ def _can_be_told(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_can_be_told, value))
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)
-
-
-def _require_own_step(optimizer: Optimizer) -> None:
-    own = vars(optimizer).get("step")
-    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
-        raise UpdateFunctionError(
-            f"the step of this {type(optimizer).__name__} was replaced by another function, which "
-            "parameter servers do not see; override step in a subclass instead"
-        )
 
 
 class RuledGroup(NamedTuple):
