@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.programs.graph_program import check_output_size, encode_output, spec_of_output
+from stratagem_proto.programs.graph_program import encode_output, spec_of_output
 from stratagem_proto.programs.operations import Operation
 from stratagem_proto.v1.update_program_pb2 import GraphOutput
 from stratagem_proto.wire.tensors import total_nbytes
@@ -128,12 +128,14 @@ class PreparedRun:
         nbytes: An upper bound of the bytes that are allocated at a time, and of the size of views
             that are larger than the memory behind them.
         products: How many multiplications its products of matrices take.
+        output_nbytes: Bytes of its outputs.
     """
 
     graph: CompiledGraph
     bindings: Sequence[Binding]
     nbytes: int
     products: int
+    output_nbytes: int
 
     def run(self) -> list[GraphOutput]:
         """Run the program; if it fails, the variables are restored.
@@ -178,7 +180,7 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
 
     Raises:
         InvalidArgumentError: The bindings do not fit the program, shapes or dtypes do not fit each
-            other, the outputs are too large, or an operation takes too long.
+            other, or an operation takes too long.
     """
     graph.check_bindings(bindings)
     shapes = tuple((one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor))
@@ -192,8 +194,8 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
     return PreparedRun(graph, bindings, *footprint)
 
 
-def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> tuple[int, int]:
-    """Return the bytes and the multiplications of a run."""
+def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> tuple[int, int, int]:
+    """Return the bytes, the multiplications and the bytes of the outputs of a run."""
     shapes = [_without_contents(binding) for binding in bindings]
     journal, memory = Journal(graph), _Memory(graph, shapes)
     most = products = 0
@@ -207,8 +209,7 @@ def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> tuple[int, 
             found = values
     # Outputs exist twice: as tensors and as the bytes of the answer.
     nbytes = total_nbytes([spec_of_output(found[one]) for one in graph.outputs])
-    check_output_size(nbytes)
-    return most + 2 * nbytes, products
+    return most + 2 * nbytes, products, nbytes
 
 
 def _products(step: Step, values: Sequence[Any]) -> int:

@@ -111,7 +111,7 @@ class CompiledGraph:
     steps: Sequence[Step]
     outputs: Sequence[int]
     # The bytes and the multiplications of a run, by the shapes of the bindings.
-    footprints: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    footprints: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)
 
     @cached_property
     def written(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.programs.graph_program import check_output_size
 from stratagem_proto.protocol import session_name
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import GraphOutput, InputBinding
@@ -227,6 +228,8 @@ async def run_graph(
     # For the first run of an operation torch may load modules, which takes seconds.
     unknown = 0 if graph.footprints else LARGE_BYTES
     prepared = await state.compute.run(lambda: prepare(graph, values), nodes + unknown)
+    # State that a rule gives back is not: it stays on the server, at any size.
+    check_output_size(prepared.output_nbytes)
     if prepared.nbytes > state.budget.largest:
         # Repeating the request would not help, as it would if the budget were in use.
         raise InvalidArgumentError(

@@ -11,6 +11,7 @@ import torch
 from stratagem._tracing.lifting import Captured
 from stratagem._tracing.optimizer_rules import RuleTracer
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
+from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES
 from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, TracedResult
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
@@ -67,6 +68,21 @@ def test_a_rule_keeps_its_state_in_slot_variables() -> None:
         step(store, optimizers, program)
     assert store.get("w/CountingAdam/step").value.item() == 3
     assert store.get("w/CountingAdam/mean").value.shape == SHAPE
+
+
+def test_a_rule_makes_state_of_any_size() -> None:
+    value = torch.ones(MAX_OUTPUT_BYTES // 4 + 1)
+    store = VariableStore()
+    store.create([VariableSpec(name="w", tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)], [value])
+    optimizers = Optimizers(store)
+    for _ in range(2):
+        checked = optimizers.prepare(
+            program_of(CountingAdam), [Gradient("w", 0, torch.ones_like(value))]
+        )
+        checked.run()
+        optimizers.commit(checked)
+    assert store.get("w/CountingAdam/mean").value.shape == value.shape
+    assert store.get("w/CountingAdam/step").value.item() == 2
 
 
 def test_a_step_that_fails_half_way_changes_nothing() -> None:

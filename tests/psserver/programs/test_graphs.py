@@ -188,7 +188,7 @@ def test_a_program_that_fails_leaves_every_byte_as_it_was(failing: GraphNode) ->
         failing,
         ADD_TO_INPUT,
     )
-    late = PreparedRun(run.graph, [*run.bindings[:3], 0.0, good], run.nbytes, 0)
+    late = PreparedRun(run.graph, [*run.bindings[:3], 0.0, good], run.nbytes, 0, 0)
     with pytest.raises(InvalidArgumentError, match=r"^train\.py:7: "):
         late.run()
     assert weight.numpy().tobytes() == before.numpy().tobytes()
