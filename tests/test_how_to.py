@@ -25,7 +25,17 @@ def test_the_programs_of_a_page_run(name: str) -> None:
 
 
 def test_pages_have_programs() -> None:
-    pages = {"dense-layers", "notebooks", "recovering", "sizing", "stalls", "tuning"}
+    pages = {
+        "dense-layers",
+        "early-stopping",
+        "notebooks",
+        "recovering",
+        "shuffles",
+        "sizing",
+        "stalls",
+        "tuning",
+        "uneven-tables",
+    }
     assert {name.split()[0] for name in PROGRAMS} == pages
 
 
