@@ -5,8 +5,8 @@
         examples/resuming.py runs/resuming
 
 Kill what you like, whenever you like, and start the command again if all has ended: the error at
-the end is close to that of a run in which nothing happened, and nearly always the same to the bit.
-Each rating is used once in an epoch.
+the end is that of a run in which nothing happened, to the bit. Each rating is used once in an
+epoch.
 """
 
 from __future__ import annotations
