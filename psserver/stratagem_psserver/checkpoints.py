@@ -169,7 +169,8 @@ def resume_variables(
         if entry.file == part and not is_companion(name, tensors)
     ]
     # Before any of them is read.
-    nbytes, left = sum(entry.nbytes for entry in mine), store.memory_limit.left
+    in_memory = [entry for entry in mine if entry.rows is None or store.disk is None]
+    nbytes, left = sum(entry.nbytes for entry in in_memory), store.memory_limit.left
     if left is not None and nbytes > left:
         raise ResourceExhaustedError(
             f"variables of the checkpoint have {nbytes} bytes, and {left} are left of "
@@ -184,7 +185,7 @@ def resume_variables(
         elif not entry.spec.slot_of:
             whole = wholes[whole_name(entry.spec)]
             states = [one for one in wholes.values() if one.is_state_of(whole)]
-            for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
+            for arena in read_table(checkpoint, entry.spec, whole, states, store.disk).arenas:
                 store.put_table(arena)
     store.recount([entry.name for entry in mine])
 

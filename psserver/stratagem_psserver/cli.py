@@ -12,7 +12,14 @@ from stratagem_proto.configuration.commands import command
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory, loading, most_of_memory
 from stratagem_proto.secret_files import CHECKPOINT_KEY_FILE
-from stratagem_psserver.settings import Durability, ServerSettings
+from stratagem_psserver.settings import (
+    DurabilityFolder,
+    DurabilityOption,
+    PolicyFile,
+    ServerSettings,
+    TableBytes,
+    TableFolder,
+)
 from stratagem_rpc.serving import command_line
 from stratagem_rpc.serving.command_line import Job, ServingOptions
 from stratagem_rpc.serving.policy import read_policy
@@ -46,15 +53,10 @@ class ServerOptions(ServingOptions):
         description="Most bytes that variables and the state of their optimizers may take; the "
         "default is four fifths of the memory.",
     )
-    durability: Durability = Field(
-        "none",
-        description="What the end of the process may lose: all since the last checkpoint (none) or "
-        "image (snapshot), or nothing that was acknowledged (log).",
-    )
-    durability_folder: Path | None = Field(
-        None,
-        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
-    )
+    table_bytes: TableBytes = None
+    table_folder: TableFolder = None
+    durability: DurabilityOption = "none"
+    durability_folder: DurabilityFolder = None
     snapshot_seconds: float = Field(
         60.0, ge=0.1, description="Seconds between images, with --durability snapshot."
     )
@@ -112,9 +114,7 @@ class ServerOptions(ServingOptions):
         None,
         description="File with the secret that signs checkpoints; the server refuses others.",
     )
-    policy: Path | None = Field(
-        None, description="File that says which tasks and roles may do what to which variables."
-    )
+    policy: PolicyFile = None
 
     @property
     def secrets(self) -> dict[str, Path | None]:
@@ -134,6 +134,7 @@ class ServerOptions(ServingOptions):
         folders = {
             "restore": str(self.restore or ""),
             "checkpoint_root": str(root),
+            "table_folder": str(self.table_folder or ""),
             "durability_folder": str(self.durability_folder or ""),
         }
         own = {

@@ -39,9 +39,14 @@ def tune() -> None:
 
 
 class Compute:
-    """Runs small work on the event loop and large work in threads."""
+    """Runs small work on the event loop and large work in threads.
+
+    Attributes:
+        inline_bytes: How large small work may be; negative if all work may wait for a disk.
+    """
 
     def __init__(self) -> None:
+        self.inline_bytes = _INLINE_BYTES
         self._threads = ThreadPoolExecutor(
             min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="compute"
         )
@@ -49,7 +54,7 @@ class Compute:
 
     async def run(self, work: Callable[[], Result], nbytes: int) -> Result:
         """Return the result of work that goes through that many bytes."""
-        if nbytes <= _INLINE_BYTES:
+        if nbytes <= self.inline_bytes:
             return work()
         running = self._threads.submit(copy_context().run, work)
         self._running.add(running)

@@ -25,6 +25,7 @@ from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, Tab
 from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger, Coordinator, closures_from_json
 from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import VariableStore
 from stratagem_storage.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
@@ -36,7 +37,11 @@ _ROWS_AT_ONCE_BYTES = 4 << 20
 
 
 def read_table(
-    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Sequence[Whole]
+    checkpoint: Checkpoint,
+    spec: VariableSpec,
+    whole: Whole,
+    slots: Sequence[Whole],
+    disk: TableDisk | None = None,
 ) -> Table:
     """Make a table, or a part of one, with its rows in a checkpoint.
 
@@ -45,6 +50,7 @@ def read_table(
         spec: The description of the table on this server.
         whole: The whole table in the checkpoint; maybe a variable that is not a table there.
         slots: Its slots in the checkpoint.
+        disk: The disk for the rows of the server's tables, if they have one.
 
     Raises:
         ResourceExhaustedError: There is not enough memory.
@@ -55,7 +61,7 @@ def read_table(
     as_saved.CopyFrom(spec)
     if isinstance(whole, WholeTable):
         as_saved.initializer.CopyFrom(whole.spec.initializer)
-    table = Table(as_saved)
+    table = Table(as_saved, disk)
     arenas = [Arena(table, _slot_spec(spec, whole, slot)) for slot in slots]
     if isinstance(whole, WholeTable):
         _read_stored(checkpoint, table, arenas, (whole, *slots))
@@ -224,7 +230,9 @@ class Restored:
         return names
 
 
-def read_restored(checkpoint: Checkpoint, specs: Sequence[VariableSpec]) -> list[Restored]:
+def read_restored(
+    checkpoint: Checkpoint, specs: Sequence[VariableSpec], disk: TableDisk | None = None
+) -> list[Restored]:
     """Read variables from a checkpoint; of a part of a partitioned variable, only its rows.
 
     Raises:
@@ -239,7 +247,7 @@ def read_restored(checkpoint: Checkpoint, specs: Sequence[VariableSpec]) -> list
         slots: dict[str, list[Whole]] = {}
         for whole in wholes.values():
             slots.setdefault(whole.slot_of, []).append(whole)
-        return [_read(checkpoint, spec, wholes[whole_name(spec)], slots) for spec in specs]
+        return [_read(checkpoint, spec, wholes[whole_name(spec)], slots, disk) for spec in specs]
 
 
 def _require_fit(spec: VariableSpec, wholes: Mapping[str, Whole]) -> None:
@@ -259,13 +267,17 @@ def _require_fit(spec: VariableSpec, wholes: Mapping[str, Whole]) -> None:
 
 
 def _read(
-    checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Mapping[str, Sequence[Whole]]
+    checkpoint: Checkpoint,
+    spec: VariableSpec,
+    whole: Whole,
+    slots: Mapping[str, Sequence[Whole]],
+    disk: TableDisk | None,
 ) -> Restored:
     mine = slots.get(whole.name, ())
     if spec.HasField("table"):
         rows = [slot for slot in mine if slot.is_split]
         mine = [slot for slot in mine if not slot.is_split]
-        value: torch.Tensor | Table = read_table(checkpoint, spec, whole, rows)
+        value: torch.Tensor | Table = read_table(checkpoint, spec, whole, rows, disk)
     else:
         value = _rows(checkpoint, spec, whole, True)
     state = {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from tempfile import gettempdir
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.memory import half_of_memory
@@ -15,6 +19,40 @@ from stratagem_storage.checkpoint.policy import CheckpointPolicy
 from stratagem_storage.stores.places import shared_place
 
 Durability: TypeAlias = Literal["none", "snapshot", "log"]
+
+_LEAST_TABLE_BYTES = 1 << 20
+
+# Options of the commands that start servers.
+DurabilityOption = Annotated[
+    Durability,
+    Field(
+        description="What the end of a server may lose: all since the last checkpoint (none) or "
+        "image (snapshot), or nothing that was acknowledged (log)."
+    ),
+]
+PolicyFile = Annotated[
+    Path | None,
+    Field(description="File that says which tasks and roles may do what to which variables."),
+]
+DurabilityFolder = Annotated[
+    Path | None,
+    Field(description="Folder on a disk for what --durability keeps, a subfolder for each server."),
+]
+TableBytes = Annotated[
+    int | None,
+    Field(
+        ge=_LEAST_TABLE_BYTES,
+        description="Most bytes of memory for the rows of a server's tables and their optimizers' "
+        "state; colder rows are in files. By default all rows are in memory.",
+    ),
+]
+TableFolder = Annotated[
+    Path | None,
+    Field(
+        description="Folder on a local disk for those files; the default is the system's "
+        "temporary folder."
+    ),
+]
 
 MOST_REPLICAS = 2
 
@@ -37,6 +75,11 @@ class ServerSettings(ServingSettings):
         variable_bytes: Most bytes that variables may take, with the state of optimizers and the
             indices of tables; None for no limit. The copies that snapshots keep, and the temporary
             copy by which a table grows, do not count.
+        table_bytes: Most bytes of memory for the rows of tables, with the state of optimizers; the
+            other rows are in files in `table_folder`. Their keys and indices count in
+            `variable_bytes`. None to keep all rows in memory.
+        table_folder: Folder on a local disk for those files; "" for the system's temporary folder.
+            The files have no names and end with the process.
         restore: Folder of checkpoints, or its URL, whose latest one the server restores when it
             starts, if there is any; "" to restore none.
         checkpoint_root: Absolute path or URL of the folder below which checkpoints are read and
@@ -76,6 +119,8 @@ class ServerSettings(ServingSettings):
     rejoin_seconds: float = 0.0
     staged_bytes: int = field(default_factory=half_of_memory)
     variable_bytes: int | None = None
+    table_bytes: int | None = None
+    table_folder: str = ""
     restore: str = ""
     checkpoint_root: str = ""
     checkpoint_key: str = field(default_factory=CHECKPOINT_KEY_FILE.from_environment, repr=False)
@@ -103,6 +148,7 @@ class ServerSettings(ServingSettings):
                 f"there is no folder {root!r} for checkpoints of {self.label}; make it, or give "
                 "another --checkpoint-root by its absolute path"
             )
+        self._check_tables()
         if self.durability_folder and self.durability == "none":
             raise InvalidArgumentError(
                 f"{self.label} keeps nothing in the folder {self.durability_folder!r} with "
@@ -123,6 +169,16 @@ class ServerSettings(ServingSettings):
             self._check_replicated()
         elif self.arbiter:
             self._check_movable()
+
+    def _check_tables(self) -> None:
+        if self.table_bytes is not None:
+            object.__setattr__(self, "table_folder", self.table_folder or gettempdir())
+            check_table_folder(self.label, self.table_folder, self.table_bytes)
+        elif self.table_folder:
+            raise InvalidArgumentError(
+                f"{self.label} has no files for the folder {self.table_folder!r}, since all rows "
+                "of its tables are in memory; give --table-bytes, or leave --table-folder out"
+            )
 
     def _check_replicated(self) -> None:
         if not self.arbiter:
@@ -170,3 +226,42 @@ class ServerSettings(ServingSettings):
     def replica_number(self) -> int:
         """What tells this process from all others that may have the state of the task."""
         return self.server_number if self.is_movable else self.replica
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+def check_table_folder(label: str, folder: str, table_bytes: int) -> None:
+    """Check that the rows of a server's tables can be in files of a folder.
+
+    Raises:
+        InvalidArgumentError: There is no such folder, it is in memory itself, or there would be
+            fewer rows in memory than one request may need.
+    """
+    if table_bytes < _LEAST_TABLE_BYTES:
+        raise InvalidArgumentError(
+            f"{label} cannot work with {table_bytes} bytes of tables in memory; give --table-bytes "
+            f"{_LEAST_TABLE_BYTES} or more"
+        )
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise InvalidArgumentError(
+            f"{label} cannot write files of its tables in {folder!r}; give --table-folder a folder "
+            "on a local disk that it may write to"
+        )
+    if (kind := _file_system(folder)) in _IN_MEMORY:
+        raise InvalidArgumentError(
+            f"the folder {folder!r} for the tables of {label} is a {kind}, which is memory itself; "
+            "give --table-folder a folder on a local disk"
+        )
+
+
+def _file_system(folder: str) -> str:
+    """Return the type of the file system of a folder; "" where the system does not say it."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    kinds = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number]
+    return kinds[0] if kinds else ""

@@ -34,6 +34,7 @@ from stratagem_psserver.publication import Publication
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Absences, Rounds
+from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 from stratagem_psserver.variables.snapshots import HeldSnapshot, HeldSnapshots, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -118,7 +119,7 @@ class ServerState:
         self.handshakes = handshakes or Handshakes(settings, self.clock, random_bytes)
         self.figures = Figures()
         self.incarnation = random_bytes(SESSION_ID_BYTES)
-        self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
+        self.store = self._new_store()
         self.succession = Succession()
         self.ledger = self._new_ledger()
         self.cluster = KnownCluster(settings.label)
@@ -153,6 +154,14 @@ class ServerState:
         self.resumed = False
         self.frame_sockets: OfferedSockets | None = None
         self.restored = Announcements()
+
+    def _new_store(self) -> VariableStore:
+        settings, disk = self.settings, None
+        if settings.table_bytes is not None:
+            disk = TableDisk(settings.table_bytes, settings.table_folder)
+            # A request for few rows may read all of them from the disk.
+            self.compute.inline_bytes = -1
+        return VariableStore(VariableMemoryLimit(settings.variable_bytes), disk)
 
     def _new_ledger(self) -> SessionLedger:
         lease, reconnect = self.settings.lease_seconds, self.settings.reconnect_seconds

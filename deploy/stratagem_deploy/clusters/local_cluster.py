@@ -70,6 +70,8 @@ class LocalCluster(Cluster):
         tasks: int = 0,
         tls: bool = False,
         policy: str | os.PathLike[str] | None = None,
+        table_bytes: int | None = None,
+        table_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         """Describe the cluster; entering the block starts it.
 
@@ -105,17 +107,23 @@ class LocalCluster(Cluster):
             tls: Whether the processes of the cluster, this one among them, know each other by
                 certificates made for it, and encrypt what they send. It takes processes=True.
             policy: File that says which tasks and roles may do what to which variables.
+            table_bytes: Most bytes of memory for the rows of each server's tables, with the state
+                of optimizers; colder rows are in files. By default all rows are in memory.
+            table_folder: Folder on a local disk for those files; by default the system's temporary
+                folder.
 
         Raises:
             InvalidArgumentError: A number is negative or there are no tasks, there are workers as
                 well as worker servers, a folder, a policy or replicas are given without parameter
                 servers, durability, its folder, replicas, movable, tasks and tls do not go
-                together, or the policy is not valid.
+                together, the policy is not valid, or rows of tables cannot be in files there.
             FailedPreconditionError: Another number of servers wrote the checkpoint in `restore`; or
                 this process is a worker of a cluster already, as under `stratagem run`.
         """
         _require_no_task()
-        folders = Storage.at(restore, durability, durability_folder, policy)
+        folders = Storage.at(
+            restore, durability, durability_folder, policy, table_bytes, table_folder
+        )
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
         check_servers(ps, folders, replicas, movable, tasks)
         if tls:

@@ -40,6 +40,9 @@ class Storage:
             nothing.
         policy: Absolute path of the file that says what tasks and roles may do; "" if their roles
             alone say it.
+        table_bytes: Most bytes of memory for the rows of each server's tables, as in
+            `ServerSettings`; None to keep all rows in memory.
+        table_folder: Absolute path of the folder for the other rows; "" for the system's.
 
     Raises:
         InvalidArgumentError: There is a durability without a folder, or a folder without one; or
@@ -50,6 +53,8 @@ class Storage:
     durability: Durability = "none"
     durability_folder: str = ""
     policy: str = ""
+    table_bytes: int | None = None
+    table_folder: str = ""
 
     def __post_init__(self) -> None:
         if self.durability != "none" and not self.durability_folder:
@@ -61,6 +66,11 @@ class Storage:
             raise InvalidArgumentError(
                 f"nothing is kept in the folder {self.durability_folder!r} without a durability; "
                 "give 'log' or 'snapshot' by --durability or durability=, or leave the folder out"
+            )
+        if self.table_folder and self.table_bytes is None:
+            raise InvalidArgumentError(
+                f"no rows of tables are in the folder {self.table_folder!r}, since all are in "
+                "memory; give --table-bytes or table_bytes=, or leave the folder out"
             )
         self._read_policy()
 
@@ -79,13 +89,16 @@ class Storage:
         durability: Durability = "none",
         durability_folder: str | os.PathLike[str] | None = None,
         policy: str | os.PathLike[str] | None = None,
+        table_bytes: int | None = None,
+        table_folder: str | os.PathLike[str] | None = None,
     ) -> Storage:
         """Return files and folders by paths that may be relative; it raises like `Storage`."""
         place = "" if restore is None else str(shared_place(absolute_place(restore)))
-        folder, rules = (
-            "" if path is None else os.path.abspath(path) for path in (durability_folder, policy)
+        folder, rules, tables = (
+            "" if path is None else os.path.abspath(path)
+            for path in (durability_folder, policy, table_folder)
         )
-        return cls(place, durability, folder, rules)
+        return cls(place, durability, folder, rules, table_bytes, tables)
 
     def check_written_by(self, ps: int) -> None:
         """Check that so many servers have written the checkpoint that servers begin with, if any.
@@ -134,10 +147,12 @@ class Storage:
         """The options of a server's command line."""
         restore = ("--restore", self.restore) if self.restore else ()
         policy = ("--policy", self.policy) if self.policy else ()
+        files = ("--table-folder", self.table_folder) if self.table_folder else ()
+        tables = ("--table-bytes", str(self.table_bytes), *files) if self.table_bytes else ()
         if self.durability == "none":
-            return (*restore, *policy)
+            return (*restore, *policy, *tables)
         folder = "--durability-folder", self.durability_folder
-        return (*restore, *policy, "--durability", self.durability, *folder)
+        return (*restore, *policy, *tables, "--durability", self.durability, *folder)
 
 
 def check_servers(
@@ -353,6 +368,7 @@ class Plan:
             )
         storage = self.storage
         folder = storage.restore or storage.durability_folder or storage.policy
+        folder = folder or ("--table-bytes" if storage.table_bytes else "")
         if folder and not self.ps:
             raise InvalidArgumentError(
                 f"a cluster without parameter servers has no use for {folder!r}; ask for servers, "

@@ -67,6 +67,8 @@ def run(
     With --durability log and a folder, servers keep a log of all changes. A server that ends is
     restarted like a worker, and goes on where it was.
 
+    With --table-bytes, rows of tables that are rarely used are in files on a local disk.
+
     With --replicas 2, each server has a primary and a backup, which takes over within about a
     second when the primary ends. Either of them is started again whenever it ends, whatever
     --max-restarts says, and comes back as the backup. The run ends when both have ended at once.
@@ -100,7 +102,12 @@ def run(
     _check_together(options)
     try:
         folders = Storage.at(
-            options.restore, options.durability, options.durability_folder, options.policy
+            options.restore,
+            options.durability,
+            options.durability_folder,
+            options.policy,
+            options.table_bytes,
+            options.table_folder,
         )
         check_servers(options.ps, folders, options.replicas, options.movable, options.tasks)
         if tls:

@@ -54,7 +54,14 @@ from stratagem_deploy.processes.resources import (
 from stratagem_deploy.processes.supervision import ReplicaRestarts, Restarts, Supervision
 from stratagem_deploy.running.additions import Addition, asked_at
 from stratagem_proto.configuration.model import ProcessSettings, variable
-from stratagem_psserver.settings import MOST_REPLICAS, Durability
+from stratagem_psserver.settings import (
+    MOST_REPLICAS,
+    DurabilityFolder,
+    DurabilityOption,
+    PolicyFile,
+    TableBytes,
+    TableFolder,
+)
 from stratagem_rpc.certificates.presented import presenting
 from stratagem_rpc.notices import Notice, watched
 
@@ -106,18 +113,11 @@ class RunOptions(ProcessSettings):
         description="Processes that run the script to coordinate the workers, which then are "
         "servers: 2 for one and another one that stands by; 0 to run it on each worker.",
     )
-    durability: Durability = Field(
-        "none",
-        description="What the end of a server may lose: all since the last checkpoint (none) or "
-        "image (snapshot), or nothing that was acknowledged (log).",
-    )
-    durability_folder: Path | None = Field(
-        None,
-        description="Folder on a disk for what --durability keeps, a subfolder for each server.",
-    )
-    policy: Path | None = Field(
-        None, description="File that says which tasks and roles may do what to which variables."
-    )
+    durability: DurabilityOption = "none"
+    durability_folder: DurabilityFolder = None
+    table_bytes: TableBytes = None
+    table_folder: TableFolder = None
+    policy: PolicyFile = None
     full_tracebacks: bool = Field(
         False, description="Print all frames of tracebacks, including those of libraries."
     )

@@ -31,6 +31,7 @@ from stratagem_proto.v1.status_pb2 import (
     ParameterServerStatus,
     ReaderServerStatus,
     SessionStatus,
+    TableFilesStatus,
     WorkerServerStatus,
 )
 
@@ -207,6 +208,8 @@ def _of_parameter_server(server: ParameterServerStatus) -> tuple[str, str]:
     holds = f"{number} variables, {size}" + (f", {rows} rows of tables" if rows else "")
     words = [replica_words(server.replication)] if server.HasField("replication") else []
     words.append(f"{amount(server.staged.used)} staged")
+    if server.HasField("table_files"):
+        words.append(_of_table_files(server.table_files))
     waits = (wait for wait in server.waits if wait.waiting)
     words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
     if server.incumbent.program:
@@ -220,6 +223,13 @@ def _of_parameter_server(server: ParameterServerStatus) -> tuple[str, str]:
         published = server.publication
         words.append(f"version {published.version}, {span(published.age_seconds)} old")
     return holds, ", ".join(words)
+
+
+def _of_table_files(files: TableFilesStatus) -> str:
+    """Return how much of the tables is in memory, and how often that was enough, in words."""
+    asked = files.found_rows + files.missed_rows
+    hits = f", {files.found_rows / asked:.1%} of rows found there" if asked else ""
+    return f"{amount(files.resident.used)} of {amount(files.file_bytes)} of tables in memory{hits}"
 
 
 def _of_worker_server(server: WorkerServerStatus) -> tuple[str, str]:

@@ -102,6 +102,12 @@ def stored_dtype(spec: VariableSpec) -> torch.dtype:
     return decode_dtype(spec.table.row_dtype or spec.tensor.dtype)
 
 
+def row_nbytes(spec: VariableSpec) -> int:
+    """Return the size of one row of a variable, in bytes."""
+    row = math.prod(spec.tensor.shape[1:])
+    return row * stored_dtype(spec).itemsize
+
+
 def stored_rows(spec: VariableSpec, count: int) -> TensorSpec:
     """Return the description of so many rows of a table as they are stored."""
     tensor = spec.tensor

@@ -139,7 +139,7 @@ class MethodStatus(_message.Message):
     def __init__(self, method: _Optional[str] = ..., in_progress: _Optional[int] = ..., ended: _Optional[_Mapping[str, int]] = ..., seconds: _Optional[_Union[Histogram, _Mapping]] = ..., received_bytes: _Optional[_Union[Histogram, _Mapping]] = ..., sent_bytes: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class ParameterServerStatus(_message.Message):
-    __slots__ = ("totals", "variables", "staged", "room", "groups", "waits", "checkpoint", "recorded_closures", "recorded_closure_bytes", "waiters", "log", "replication", "incumbent", "publication")
+    __slots__ = ("totals", "variables", "staged", "room", "groups", "waits", "checkpoint", "recorded_closures", "recorded_closure_bytes", "waiters", "log", "replication", "incumbent", "publication", "table_files")
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class ParameterServerStatus(_message.Message):
     REPLICATION_FIELD_NUMBER: _ClassVar[int]
     INCUMBENT_FIELD_NUMBER: _ClassVar[int]
     PUBLICATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FILES_FIELD_NUMBER: _ClassVar[int]
     totals: _containers.RepeatedCompositeFieldContainer[VariableTotal]
     variables: _containers.RepeatedCompositeFieldContainer[VariableStatus]
     staged: Budget
@@ -168,7 +169,26 @@ class ParameterServerStatus(_message.Message):
     replication: _replication_pb2.ReplicationStatus
     incumbent: _succession_pb2.Incumbent
     publication: PublicationStatus
-    def __init__(self, totals: _Optional[_Iterable[_Union[VariableTotal, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[VariableStatus, _Mapping]]] = ..., staged: _Optional[_Union[Budget, _Mapping]] = ..., room: _Optional[_Union[Budget, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_consistency_pb2.GroupConsistency, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., recorded_closures: _Optional[int] = ..., recorded_closure_bytes: _Optional[int] = ..., waiters: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., replication: _Optional[_Union[_replication_pb2.ReplicationStatus, _Mapping]] = ..., incumbent: _Optional[_Union[_succession_pb2.Incumbent, _Mapping]] = ..., publication: _Optional[_Union[PublicationStatus, _Mapping]] = ...) -> None: ...
+    table_files: TableFilesStatus
+    def __init__(self, totals: _Optional[_Iterable[_Union[VariableTotal, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[VariableStatus, _Mapping]]] = ..., staged: _Optional[_Union[Budget, _Mapping]] = ..., room: _Optional[_Union[Budget, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_consistency_pb2.GroupConsistency, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., recorded_closures: _Optional[int] = ..., recorded_closure_bytes: _Optional[int] = ..., waiters: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., replication: _Optional[_Union[_replication_pb2.ReplicationStatus, _Mapping]] = ..., incumbent: _Optional[_Union[_succession_pb2.Incumbent, _Mapping]] = ..., publication: _Optional[_Union[PublicationStatus, _Mapping]] = ..., table_files: _Optional[_Union[TableFilesStatus, _Mapping]] = ...) -> None: ...
+
+class TableFilesStatus(_message.Message):
+    __slots__ = ("resident", "file_bytes", "found_rows", "missed_rows", "reads", "read_bytes", "evicted_bytes")
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    resident: Budget
+    file_bytes: int
+    found_rows: int
+    missed_rows: int
+    reads: int
+    read_bytes: int
+    evicted_bytes: int
+    def __init__(self, resident: _Optional[_Union[Budget, _Mapping]] = ..., file_bytes: _Optional[int] = ..., found_rows: _Optional[int] = ..., missed_rows: _Optional[int] = ..., reads: _Optional[int] = ..., read_bytes: _Optional[int] = ..., evicted_bytes: _Optional[int] = ...) -> None: ...
 
 class PublicationStatus(_message.Message):
     __slots__ = ("version", "age_seconds", "increments", "kept", "streams")

@@ -383,7 +383,7 @@ class TableRowBinding(_RowBinding):
         if len(self._refused):
             gradient, found = gradient.only(~refused), found.only(~refused)
         table.make_room(found, memory_limit)
-        memory_limit.take(table.name, table.capacity * self._more_row_bytes)
+        memory_limit.take(table.name, table.memory_for(self._more_row_bytes))
         self._found, self._begun = found, self._new_arenas()
         state = {
             key: self._scalar(key) if layout.is_scalar else self._read(key, layout)

@@ -19,7 +19,6 @@ from stratagem_psserver.restoration import (
     read_restored,
     replace,
 )
-from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.locks import LockUse
 from stratagem_psserver.waiting import Waiter, unfinished_steps
@@ -124,7 +123,7 @@ class CheckpointRpcs:
         if request.path:
             specs = [state.store.get(name).spec for name in request.variables]
             # Reading waits for the disk, so it always runs in a thread.
-            work = partial(_read, request, specs, state.settings)
+            work = partial(_read, request, specs, state)
             staged = await state.compute.run(work, 1 << 30)
             # The session may have ended meanwhile, and nobody would drop what it stages now.
             state.ledger.session(session.id, state.clock())
@@ -173,11 +172,11 @@ class CheckpointRpcs:
 
 
 def _read(
-    request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], settings: ServerSettings
+    request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], state: ServerState
 ) -> StagedVariables:
-    checkpoint = _opened(request.path, settings.checkpoints)
-    accounts = read_accounts(checkpoint, request, settings.task)
-    return StagedVariables(read_restored(checkpoint, specs), accounts)
+    checkpoint = _opened(request.path, state.settings.checkpoints)
+    accounts = read_accounts(checkpoint, request, state.settings.task)
+    return StagedVariables(read_restored(checkpoint, specs, state.store.disk), accounts)
 
 
 def _opened(path: str, policy: CheckpointPolicy) -> Checkpoint:

@@ -10,6 +10,7 @@ from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.variables.store import Variable
 
 # So many variables take a millisecond; then other requests have their turn.
@@ -39,6 +40,8 @@ class ParameterServerFacts:
             mine.checkpoint.restored_from = state.settings.restore
         if (log := state.changes.log) and (report := log.report()):
             mine.log.CopyFrom(report)
+        if (disk := state.store.disk) is not None:
+            mine.table_files.CopyFrom(_table_files(disk))
         if state.succession.incumbent.number:
             mine.incumbent.CopyFrom(state.succession.incumbent)
         if (published := state.publication.report()) is not None:
@@ -80,6 +83,19 @@ class ParameterServerFacts:
                 )
             await asyncio.sleep(0)
         mine.totals.extend(totals[kind] for kind in sorted(totals))
+
+
+def _table_files(disk: TableDisk) -> pb.TableFilesStatus:
+    counts = disk.counts
+    return pb.TableFilesStatus(
+        resident=pb.Budget(used=disk.resident_bytes, limit=disk.budget),
+        file_bytes=disk.file_bytes,
+        found_rows=counts.found,
+        missed_rows=counts.missed,
+        reads=counts.blocks_read,
+        read_bytes=counts.bytes_read,
+        evicted_bytes=counts.bytes_evicted,
+    )
 
 
 def _add_up(totals: dict[VariableKind, pb.VariableTotal], variables: Sequence[Variable]) -> None:

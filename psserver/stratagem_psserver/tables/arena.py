@@ -79,6 +79,7 @@ class Arena:
         initial: The values of rows that are not stored, before they are rounded as stored ones.
         dtype: What the numbers are stored in, which may be narrower than what is computed with.
         storage: The numbers by position; those beyond the table's rows have no meaning.
+        file: The file that the storage is in; None if it is in memory alone.
 
     Raises:
         ResourceExhaustedError: There is not enough memory.
@@ -87,6 +88,8 @@ class Arena:
     def __init__(self, table: Table, spec: VariableSpec) -> None:
         self.table, self.initial = table, InitialValues(spec)
         self.dtype = stored_dtype(spec)
+        pages = table.pages
+        self.file = pages.file(self.row_bytes, spec.name) if pages and self.row_bytes else None
         self.storage = self._allocated(table.capacity)
         self._wholes: WholeRows | None = None
         self._wholes_of: torch.Tensor | None = None
@@ -141,13 +144,17 @@ class Arena:
         return round_stochastically(rows, self.dtype, keys, seed)
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
-        """Return a new storage of another capacity, with the first rows of this one."""
+        """Return a storage of another capacity, with the first rows of this one."""
+        if self.file is not None:
+            return self._allocated(capacity)
         storage = self._allocated(capacity)
         storage[:count] = self.storage[:count]
         return storage
 
     def _allocated(self, capacity: int) -> torch.Tensor:
         shape = (capacity, *self.initial.row_shape)
+        if self.file is not None:
+            return self.file.allocated(capacity * self.row_bytes).view(self.dtype).view(shape)
         try:
             return torch.empty(shape, dtype=self.dtype)
         except RuntimeError as error:
@@ -212,15 +219,21 @@ class TableSnapshot:
     Args:
         arrays: The tensors of the table's rows, with the same positions in each.
         admission: The table's counts at that moment, which do not change.
+        scan: Has rows in memory before they are read; None if they are.
 
     Attributes:
         count: The number of rows.
         admission: As the argument.
     """
 
-    def __init__(self, arrays: Sequence[torch.Tensor], admission: Admission) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[torch.Tensor],
+        admission: Admission,
+        scan: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
         self.count = len(arrays[0])
-        self.admission = admission
+        self.admission, self._scan = admission, scan
         self._arrays = list(arrays)
         self._copies = [array[:0] for array in arrays]
         # Whether each row was copied; empty until one is. Where its copy is says the order of the
@@ -280,6 +293,8 @@ class TableSnapshot:
 
     def rows(self, number: int, positions: torch.Tensor) -> torch.Tensor:
         """Return the rows of an array at some positions, which may repeat."""
+        if self._scan is not None:
+            self._scan(positions)
         with self._lock:
             rows = self._arrays[number].index_select(0, positions)
             if self._copied:

@@ -8,12 +8,13 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.key_index import KeyIndex, PositionArray
-from stratagem_proto.programs.random_rows import round_to_nearest
+from stratagem_proto.programs.random_rows import round_to_nearest, row_nbytes
 from stratagem_proto.rows import put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit, allocating
 from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
+from stratagem_psserver.tables.paging import TableDisk, TablePages
 from stratagem_psserver.tables.retention import (
     ROW_OVERHEAD,
     Admission,
@@ -28,6 +29,9 @@ _ADVICE = "use more servers, or a table with a limit"
 _NONE = torch.empty(0, dtype=torch.int64)
 _MOST_COUNTED = 2**31 - 3
 
+# Rows that get their first state of an optimizer at once.
+_BEGUN_AT_ONCE = 1 << 16
+
 VALUE_CHANGED, KEY_CHANGED = 1, 3
 """What a publication has to know of a row: a row with another key has other values, too."""
 
@@ -38,13 +42,19 @@ class Table:
     Callers hold the variable's lock. A write consists of `find`, `make_room` and `store`, so that
     it can fail only before any row has changed.
 
+    Args:
+        spec: The description of the variable.
+        disk: The disk for the rows that the server has no memory for; None to keep all in memory.
+
     Attributes:
         value: The arena of the variable itself.
         arenas: The arenas of the variable and of each slot.
+        pages: Which rows are in memory; None if all are.
     """
 
-    def __init__(self, spec: VariableSpec) -> None:
+    def __init__(self, spec: VariableSpec, disk: TableDisk | None = None) -> None:
         self.name = spec.name
+        self.pages = TablePages(disk, spec.name, row_nbytes(spec)) if disk else None
         self.is_dynamic = spec.table.HasField("dynamic")
         self._retention = Retention.from_spec(spec.table)
         self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
@@ -74,7 +84,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
-        arrays = (*self.marks, *(each.storage for each in self.arenas))
+        arrays = (*self.marks, *(each.storage for each in self.arenas if each.file is None))
         taken = sum(array.nbytes for array in arrays)
         if self._changed is not None:
             taken += self._changed.nbytes
@@ -105,6 +115,10 @@ class Table:
     @property
     def _row_bytes(self) -> int:
         return sum(arena.row_bytes for arena in self.arenas) + self._retention.mark_bytes
+
+    def memory_for(self, row_bytes: int) -> int:
+        """Return the memory for so many bytes of state of each row."""
+        return 0 if self.pages else self.capacity * row_bytes
 
     def check_fit(self, rows: int, more_bytes: int = 0) -> None:
         """Check that so many rows can be stored at once.
@@ -139,7 +153,8 @@ class Table:
         if values_only:
             arrays = [self._keys, self.value.storage]
         rows = [array[: self._rows] for array in arrays]
-        self._snapshots.append(TableSnapshot(rows, self.admission.shared()))
+        scan = self.pages.scan if self.pages else None
+        self._snapshots.append(TableSnapshot(rows, self.admission.shared(), scan))
         return self._snapshots[-1]
 
     def close_snapshot(self, snapshot: TableSnapshot) -> None:
@@ -206,6 +221,7 @@ class Table:
             rows: The rows.
         """
         stop = start + len(rows)
+        self._bring(torch.arange(start, stop))
         # Rows of a checkpoint may have been stored in another dtype.
         arena.storage[start:stop] = round_to_nearest(rows, arena.dtype)
         if arena is self.value:
@@ -221,7 +237,14 @@ class Table:
 
     def find(self, keys: torch.Tensor) -> FoundRows:
         """Return the positions of keys, which may repeat."""
-        return FoundRows(keys, self._index.find(keys))
+        found = FoundRows(keys, self._index.find(keys))
+        self._bring(found.positions)
+        return found
+
+    def _bring(self, positions: torch.Tensor) -> None:
+        """Have rows in memory that are about to be read or written."""
+        if self.pages is not None:
+            self.pages.bring(positions)
 
     def make_room(self, found: FoundRows, memory_limit: VariableMemoryLimit) -> None:
         """Take the memory for storing distinct keys, without changing a row.
@@ -242,6 +265,7 @@ class Table:
             memory_limit.take(self.name, self._index.more_nbytes(needed - self._rows))
         with allocating(_ADVICE):
             self._index.reserve(needed - self._rows)
+        self._bring(torch.arange(self._rows, min(needed, self.capacity)))
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
@@ -272,7 +296,8 @@ class Table:
     def _growth(self, capacity: int, is_array: bool) -> int:
         """Return the additional bytes of a table with that capacity."""
         rows = capacity - self.capacity
-        nbytes = rows * (self._row_bytes + ROW_OVERHEAD) - self._index.nbytes
+        row_bytes = self._retention.mark_bytes if self.pages else self._row_bytes
+        nbytes = rows * (row_bytes + ROW_OVERHEAD) - self._index.nbytes
         if is_array:
             return nbytes + PositionArray.nbytes_for(self._vocabulary)
         return nbytes + KeyIndex.nbytes_for(capacity)
@@ -281,8 +306,11 @@ class Table:
         """Add slots to all rows; evict the oldest rows if the limits are exceeded."""
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
-            for arena in arenas:
-                arena.storage[: self._rows] = arena.begun(keys)
+            for start in range(0, self._rows, _BEGUN_AT_ONCE):
+                some = keys[start : start + _BEGUN_AT_ONCE]
+                self._bring(torch.arange(start, start + len(some)))
+                for arena in arenas:
+                    arena.storage[start : start + len(some)] = arena.begun(some)
         self.arenas.extend(arenas)
         try:
             self.fit()
@@ -433,6 +461,7 @@ class Table:
         stays[doomed] = False
         moved = stays[rows:].nonzero().squeeze(1) + rows
         holes = (~stays[:rows]).nonzero().squeeze(1)
+        self._bring(torch.cat((moved, holes)))
         gone = self._evicted + len(doomed) - self._aged
         is_turned_over = self._retention.counts_writes and gone >= rows
         # Other memory, since snapshots share the present one.
@@ -462,8 +491,11 @@ class Table:
             if (changed := self._changed) is not None:
                 changed = _resized(changed, capacity, self._rows)
                 changed[self._rows :] = 0
-        # Snapshots keep the old memory, which nobody changes any more.
-        self._snapshots.clear()
+        if self.pages is None:
+            # Snapshots keep the old memory, which nobody changes any more; a file is the same.
+            self._snapshots.clear()
+        else:
+            self.pages.grow(capacity)
         self._changed = changed
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage

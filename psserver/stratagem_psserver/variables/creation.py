@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from stratagem_proto.programs.random_rows import (
     NARROW,
     InitialValues,
     check_initializer,
-    stored_dtype,
+    row_nbytes,
 )
 from stratagem_proto.protocol import MAX_LABEL_LENGTH, MAX_NAME_LENGTH, MAX_STRUCTURE_LENGTH
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, DataType, TensorSpec
@@ -132,12 +131,6 @@ def check_origin(spec: VariableSpec) -> None:
                 f"{most} are allowed",
                 variable=spec.name,
             )
-
-
-def row_nbytes(spec: VariableSpec) -> int:
-    """Return the size of one row of a variable, in bytes."""
-    row = math.prod(spec.tensor.shape[1:])
-    return row * stored_dtype(spec).itemsize
 
 
 def check_table(spec: VariableSpec) -> None:

@@ -19,6 +19,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
+from stratagem_proto.programs.random_rows import row_nbytes
 from stratagem_proto.protocol import FIRST_VERSION, MAX_NAME_LENGTH, check_name
 from stratagem_proto.rows import put
 from stratagem_proto.v1.variable_pb2 import (
@@ -31,6 +32,7 @@ from stratagem_proto.wire.segment import starts
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.tables.table import FIRST_ROWS, Table
 from stratagem_psserver.variables.creation import (
     check_origin,
@@ -38,7 +40,6 @@ from stratagem_psserver.variables.creation import (
     check_slot,
     check_table,
     check_value,
-    row_nbytes,
 )
 
 _NUMBERS = count()
@@ -167,17 +168,21 @@ class VariableStore:
 
     Args:
         memory_limit: The limit of the memory of variables; by default there is none.
+        disk: The disk for the rows of tables; by default they are in memory.
 
     Attributes:
         memory_limit: As the argument.
+        disk: As the argument.
         generation: The number of times that variables were added, removed or replaced. While it
             stays the same, what callers have cached about variables is valid.
         first_version: The version of new variables. It is above the versions of all deleted
             variables, since a new variable may have the name of a deleted one.
     """
 
-    def __init__(self, memory_limit: VariableMemoryLimit | None = None) -> None:
-        self.memory_limit = memory_limit or VariableMemoryLimit()
+    def __init__(
+        self, memory_limit: VariableMemoryLimit | None = None, disk: TableDisk | None = None
+    ) -> None:
+        self.memory_limit, self.disk = memory_limit or VariableMemoryLimit(), disk
         self.generation = 0
         self.first_version = FIRST_VERSION
         self._watching: list[Callable[[], object]] = []
@@ -336,7 +341,8 @@ class VariableStore:
             return nbytes_of(spec.tensor)
         owner = self.find(spec.slot_of)
         arena = owner.arena if owner else None
-        return row_nbytes(spec) * (arena.table.capacity if arena else FIRST_ROWS)
+        nbytes = row_nbytes(spec)
+        return arena.table.memory_for(nbytes) if arena else FIRST_ROWS * nbytes
 
     def recount(self, names: Iterable[str]) -> None:
         """Update the memory that is counted for the owners of these variables."""
@@ -366,7 +372,7 @@ class VariableStore:
     def _new_arena(self, spec: VariableSpec) -> Arena:
         owner = self._variables[spec.slot_of].arena if spec.slot_of else None
         if owner is None:
-            return Table(spec).value
+            return Table(spec, self.disk).value
         arena = Arena(owner.table, spec)
         owner.table.attach([arena])
         return arena

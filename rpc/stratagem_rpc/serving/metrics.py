@@ -123,6 +123,7 @@ def of_parameter_server(status: Status, families: Families) -> Iterator[Metric]:
     """Yield the families that only a parameter server has."""
     yield from _variables(status, families)
     yield from _budgets(status, families)
+    yield from _table_files(status, families)
     yield from _waits(status, families)
     yield from _workers(status, families)
     yield from _checkpoints(status.checkpoint, families)
@@ -150,6 +151,26 @@ def _variables(status: Status, families: Families) -> Iterator[Metric]:
     )
     rows = sum(total.table_rows for total in status.totals)
     yield families.number("table_rows", "Rows that embedding tables have stored.", rows)
+
+
+def _table_files(status: Status, families: Families) -> Iterator[Metric]:
+    files, is_used = status.table_files, status.HasField("table_files")
+    gauges = {
+        "table_resident_bytes": ("Bytes of rows of tables in memory.", files.resident.used),
+        "table_resident_limit_bytes": ("The limit of that.", files.resident.limit),
+        "table_file_bytes": ("Bytes of the files of tables.", files.file_bytes),
+    }
+    for name, (what, value) in gauges.items():
+        yield families.number(name, what, value if is_used else None)
+    counters = {
+        "table_found_rows": ("Rows that requests found in memory.", files.found_rows),
+        "table_missed_rows": ("Rows that had to be read from files.", files.missed_rows),
+        "table_reads": ("Reads of blocks of rows.", files.reads),
+        "table_read_bytes": ("Bytes of these reads.", files.read_bytes),
+        "table_evicted_bytes": ("Bytes of rows that left memory.", files.evicted_bytes),
+    }
+    for name, (what, value) in counters.items():
+        yield families.counter(name, what, [((), value)] if is_used else [])
 
 
 def _kind(kind: VariableKind) -> str:
