@@ -34,10 +34,11 @@ from stratagem._core.names import (
 from stratagem._core.reduction import CrossDeviceOps
 from stratagem._core.variable_creation import VariableTraits
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients import LocalOptimizers, OptimizerStep, VariableGradients
+from stratagem._gradients import OptimizerStep, VariableGradients
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import HostedParameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
+from stratagem._local.optimizers import LocalOptimizers
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError, InvalidArgumentError, NotFoundError
 from stratagem_proto.programs.optimizers import SlotName

@@ -20,6 +20,7 @@ from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Slots
 from stratagem._hosting.local_steps import OwnSteps
 from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
+from stratagem._local.optimizers import LocalOptimizers
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.forgetting import chosen, drop
 from stratagem._parameter_server.tables.parameter import TableParameter
@@ -50,6 +51,7 @@ class AloneHosting(HomeHosting):
         super().__init__(extended, devices, home)
         # How often what is in place of lent parameters was written when it was brought last.
         self._brought: dict[int, int] = {}
+        self.optimizers = LocalOptimizers(as_servers=True)
         self._tables: OwnTables | None = None
 
     # Tables.

@@ -14,10 +14,10 @@ from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables import SyncOnReadVariable
 from stratagem._core.reduction import CrossDeviceOps, ReductionToOneDevice
 from stratagem._core.variables import Variable
-from stratagem._gradients import LocalOptimizers
 from stratagem._hosting.hosting import Slots
 from stratagem._local.hosting import CopiesHosting, Unite
 from stratagem._local.mirrored import CopiesExtended, LocalReplicas
+from stratagem._local.optimizers import LocalOptimizers
 from stratagem._shipping.outcome_forms import OutcomeForm
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
