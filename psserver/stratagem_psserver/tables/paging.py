@@ -22,7 +22,7 @@ _PAGE = mmap.PAGESIZE
 _READ_BYTES = 1 << 20
 
 # Flags of sync_file_range(2), which Python does not have.
-_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+_WAIT_BEFORE, _WRITE = 1, 2
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # A block has this heat once it is asked for, and one more with each request for it; one that only a
@@ -123,24 +123,28 @@ class TableFile:
         self._sync(0, _PAGE, _WAIT_BEFORE)
         return total
 
-    def leave(self, begin: int, stop: int) -> None:
-        """Begin to write what has changed within a span, which is no longer mapped.
+    def leave(self, spans: list[tuple[int, int]]) -> None:
+        """Begin to write what has changed within spans.
+
+        Raises:
+            OSError: The disk could not write.
+        """
+        for begin, stop in spans:
+            self._sync(begin, stop - begin, _WRITE)
+
+    def drop(self, spans: list[tuple[int, int]]) -> None:
+        """Take spans out of memory that have left, once they are written.
 
         Raises:
             OSError: The disk could not write.
         """
         assert self._map is not None
-        self._sync(begin, stop - begin, _WRITE)
-        self._map.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
-
-    def drop(self, begin: int, stop: int) -> None:
-        """Take out of memory what is not mapped of a span, once it is written.
-
-        Raises:
-            OSError: The disk could not write.
-        """
-        self._sync(begin, stop - begin, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
-        os.posix_fadvise(self._file, begin, stop - begin, os.POSIX_FADV_DONTNEED)
+        first, last = min(spans)[0], max(spans)[1]
+        self._sync(first, last - first, _WAIT_BEFORE)
+        for begin, stop in spans:
+            # A fault has mapped its neighbours, and what is mapped stays.
+            self._map.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
+            os.posix_fadvise(self._file, begin, stop - begin, os.POSIX_FADV_DONTNEED)
 
     def _sync(self, begin: int, nbytes: int, flags: int) -> None:
         place, length = ctypes.c_int64(begin), ctypes.c_int64(nbytes)
@@ -234,7 +238,7 @@ class TableDisk:
         self._tables = WeakSet[TablePages]()
         self._failure: StratagemError | None = None
         # What is being written, and is in memory until then.
-        self._leaving: list[tuple[TableFile, int, int]] = []
+        self._leaving: list[tuple[TableFile, list[tuple[int, int]]]] = []
         self._hand = 0
 
     def add(self, table: TablePages) -> None:
@@ -302,16 +306,16 @@ class TableDisk:
         if (resident := self.resident_bytes) <= most + self.budget // _SHARE:
             return
         leaving, self._leaving = self._leaving, []
-        for file, begin, stop in leaving:
-            file.drop(begin, stop)
+        for file, spans in leaving:
+            file.drop(spans)
         for table, blocks in self._coldest(resident - most):
             table.heat[blocks] = 0
             table.resident -= len(blocks)
             self.counts.bytes_evicted += len(blocks) * table.block_bytes
             for file in list(table.files):
-                for begin, stop in table.spans(file, blocks):
-                    file.leave(begin, stop)
-                    self._leaving.append((file, begin, stop))
+                if spans := table.spans(file, blocks):
+                    file.leave(spans)
+                    self._leaving.append((file, spans))
 
     def _coldest(self, nbytes: int) -> Iterator[tuple[TablePages, _Blocks]]:
         """Yield the coldest blocks of so many bytes, ascending for each table."""
