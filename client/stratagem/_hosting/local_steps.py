@@ -105,7 +105,8 @@ class OwnSteps(OptimizerWrapper):
     """An optimizer whose steps each worker takes by itself, of parameters that are its own.
 
     The strategy's hosting calls `_follow` before replicas run, `_keep` before servers are saved,
-    and `_part` where workers meet and when the strategy is closed.
+    `_meet` where workers meet, `_resumed` once the program has resumed, and `_part` when the
+    strategy is closed.
 
     Attributes:
         _is_kept: Whether servers get all that it has done when they are saved, and know how far
@@ -132,6 +133,10 @@ class OwnSteps(OptimizerWrapper):
 
     def _part(self) -> None:
         """Let the other workers go on by themselves."""
+
+    def _meet(self, meet: Callable[[], object]) -> None:
+        """Meet the other workers, by a call that waits for them."""
+        meet()
 
     def _resumed(self) -> None:
         """Go on where the process before was, as the program does that has resumed."""

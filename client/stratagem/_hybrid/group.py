@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,8 +27,10 @@ from stratagem_proto.v1.barrier_pb2 import BarrierResponse, GroupForming
 
 # Who waits for a new generation has to wait for so long, besides for the step that is under way.
 _LOOK_SECONDS = 0.5
-# Those that connect have all just come, and who is silent for longer is not heard of.
-_CONNECT_SECONDS = 8.0
+# Those that connect have all just come, but their machines may be busy.
+_CONNECT_SECONDS = 30.0
+# In a reduction that takes longer somebody may be stopped, or cut off.
+_SILENT_SECONDS = 5.0
 
 
 class LostGroupError(UnavailableError):
@@ -54,8 +60,7 @@ class _GenerationLinks(Links):
     """The connections of one generation, which ends with the first failure."""
 
     def __init__(self, place: WorkerPlace, timeout: float, has_lost: Callable[[], bool]) -> None:
-        self._has_lost = has_lost
-        # A worker may end while others connect.
+        self._has_lost, self._next_look = has_lost, _SILENT_SECONDS
         super().__init__(place, _CONNECT_SECONDS)
         for group in self._groups.values():
             group._set_default_timeout(timedelta(seconds=timeout))  # type: ignore[attr-defined]
@@ -63,8 +68,12 @@ class _GenerationLinks(Links):
     def _look(self, waited: float) -> None:
         """Also notice a worker that is stopped, or cut off: its connections stay open."""
         super()._look(waited)
-        if int(waited) % int(_CONNECT_SECONDS) == 0 and waited >= 1 and self._has_lost():
-            raise RuntimeError("a worker is not heard of any more")
+        if waited < 1.0:
+            self._next_look = _SILENT_SECONDS
+        elif waited >= self._next_look:
+            self._next_look = waited + _SILENT_SECONDS
+            if self._has_lost():
+                raise RuntimeError("a worker is not heard of any more")
 
     def _failed(self, error: RuntimeError) -> StratagemError:
         return LostGroupError(str(error).splitlines()[0], task=self._place.name)
@@ -115,6 +124,8 @@ class DenseGroup:
             tasks = tuple(map(str, range(self.num_workers)))
             require_trust(WorkerPlace(tasks, self.worker, address))
         self._meeting: TCPStore | None = None
+        # Held where it is decided whether connections come in time.
+        self._connecting = threading.Lock()
         self._links: Links | None = None
         self._members: tuple[str, ...] = ()
         self._generation = 0
@@ -174,11 +185,39 @@ class DenseGroup:
         return 0 if self._meeting is None else self._meeting.port
 
     def _linked(self, place: WorkerPlace) -> Links:
-        timeout = self._store.peer_seconds
+        """Connect with the others, unless one of them ends or gives up meanwhile."""
+        linked: Future[_GenerationLinks] = Future()
+        connect = partial(self._connect, place, linked)
+        threading.Thread(target=connect, name="stratagem-connect", daemon=True).start()
+        while True:
+            try:
+                return linked.result(_LOOK_SECONDS)
+            except FutureTimeoutError:
+                found = self._looked()
+                if not (found.has_lost or found.is_awaited or self._is_past(found)):
+                    continue
+            with self._connecting:
+                if linked.cancel():
+                    raise LostGroupError("a worker has ended while others connected")
+
+    def _connect(self, place: WorkerPlace, linked: Future[_GenerationLinks]) -> None:
+        links = None
+        failed: Exception | None = None
         try:
-            return _GenerationLinks(place, timeout, self._has_lost)
-        except StratagemError as error:
-            raise _lost(error) from None
+            links = _GenerationLinks(place, self._store.peer_seconds, self._has_lost)
+        except Exception as error:
+            failed = _lost(error) if isinstance(error, StratagemError) else error
+        with self._connecting:
+            if not linked.cancelled():
+                if links is None:
+                    linked.set_exception(failed)
+                else:
+                    linked.set_result(links)
+            elif links is not None:
+                links.close()
+
+    def _is_past(self, found: BarrierResponse) -> bool:
+        return found.generation != self._generation
 
     def _forming(self, note: bytes = b"", patience: float = 0.0) -> GroupForming:
         return GroupForming(
@@ -212,7 +251,7 @@ class DenseGroup:
             return False
         self._next_look = time.monotonic() + _LOOK_SECONDS
         found = self._looked()
-        return found.is_awaited or found.generation != self._generation
+        return found.is_awaited or self._is_past(found)
 
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the sum over the workers of each tensor, the same bits on every worker.

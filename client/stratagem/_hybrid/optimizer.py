@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, overload
 
 import safetensors.torch
@@ -33,6 +36,9 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET
 
 _LOG = logging.getLogger("stratagem")
+
+# Workers that all wait for others reduce nothing, so often.
+_PAUSE_SECONDS = 0.02
 
 _PROGRESS = "progress"
 _LENGTH_BYTES = 8
@@ -261,6 +267,8 @@ class HybridOptimizer(OwnSteps):
                 "here a ClusterCoordinator schedules functions; have the servers step all by a "
                 "DistributedOptimizer"
             )
+        # Workers that wait take part in the steps of one, whatever the order of the program's.
+        hosting.require_none_kept("another HybridOptimizer")
         first = hosted_parameter(parameters_of(self._inner)[0])
         assert first is not None
         name = f"stratagem/hybrid/{first.name}"
@@ -274,7 +282,7 @@ class HybridOptimizer(OwnSteps):
         self._gradients: int | None = None
         self._has_joined = self._is_inside = False
         # Whether all have heard of a new generation; whether this worker has.
-        self._is_due = self._is_outdated = False
+        self._is_due = self._is_outdated = self._have_met = False
         leave_to_local_steps(self._inner)
         hosting.optimizers_in_use.add(self)
         if hosting.checkpoints.counter.is_resumed:
@@ -378,13 +386,19 @@ class HybridOptimizer(OwnSteps):
             found.append(None if gradient is None else gradient.detach())
         return found
 
-    def _reduced(self, gradients: Sequence[torch.Tensor | None], number: int) -> bool:
-        """Carry out a reduction, in which this worker's gradient has a number."""
+    def _reduced(
+        self, gradients: Sequence[torch.Tensor | None], number: int, has_met: bool = False
+    ) -> bool:
+        """Carry out a reduction, in which this worker's gradient has a number, or 0 is none.
+
+        Return whether there was any gradient, so that the dense part takes a step.
+        """
         dense, group = self._dense, self._group
         has_gradient = [gradient is not None for gradient in gradients]
         numbers = [0] * group.num_workers
         numbers[group.worker] = number
-        told = torch.tensor([self._is_outdated, *has_gradient, *numbers], dtype=torch.int64)
+        flags = [self._is_outdated, has_met, *has_gradient]
+        told = torch.tensor([*flags, *numbers], dtype=torch.int64)
         own = [
             torch.zeros_like(parameter, device="cpu") if gradient is None else gradient.cpu()
             for parameter, gradient in zip(dense.parameters, gradients, strict=True)
@@ -392,15 +406,17 @@ class HybridOptimizer(OwnSteps):
         # What is told comes first: whoever has the sums knows of whom they are.
         (heard,) = group.sums([told])
         sums = group.sums(own)
-        is_due, *rest = heard.tolist()
+        is_due, have_met, *rest = heard.tolist()
+        self._is_due, self._have_met = is_due > 0, have_met > 0
         has_any, numbers = rest[: len(own)], rest[len(own) :]
         count = sum(one > 0 for one in numbers)
+        if not count:
+            return False
         for parameter, total, is_there in zip(dense.parameters, sums, has_any, strict=True):
             parameter.grad = (total / count).to(parameter.device) if is_there else None
         dense.step += 1
         before = dense.counted[: len(numbers)]
         dense.counted[: len(numbers)] = [a or b for a, b in zip(numbers, before, strict=True)]
-        self._is_due = is_due > 0
         return True
 
     def _join(self) -> None:
@@ -434,6 +450,38 @@ class HybridOptimizer(OwnSteps):
 
     def _keep(self) -> None:
         self._copy.write()
+
+    def _meet(self, meet: Callable[[], object]) -> None:
+        """Meet the others; until they are there, take the steps that they still take.
+
+        So they need not wait for gradients of this worker, which has their values when they meet.
+        """
+        if not self._has_joined and not self._group.exists():
+            meet()
+            return
+        with ThreadPoolExecutor(1) as threads:
+            met = threads.submit(copy_context().run, meet)
+            self._is_inside = True
+            try:
+                self._take_part(met)
+            finally:
+                self._is_inside = False
+        met.result()
+
+    def _take_part(self, met: Future[object]) -> None:
+        nothing = [None] * len(self._dense.parameters)
+        self._have_met = False
+        while not self._have_met:
+            try:
+                if not self._is_together():
+                    self._join()
+                if self._reduced(nothing, 0, met.done()):
+                    self._inner.step()
+                    self._inner.zero_grad()
+                else:
+                    time.sleep(_PAUSE_SECONDS)
+            except LostGroupError as error:
+                _LOG.warning("the workers that all-reduce come together again: %s", error)
 
     def _part(self) -> None:
         if not self._is_inside:

@@ -104,11 +104,10 @@ class TrainingCluster:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         self._store.report_inputs()
-        self._hosting.part_from_workers()
         # Those who come later may have to wait for what this worker has finished.
         with self._store.reporting():
             # One server is enough to meet at.
-            self._store.ask_first(request)
+            self._hosting.meet(lambda: self._store.ask_first(request))
 
     def gather(self, tensor: torch.Tensor, meet: Callable[[], None]) -> list[torch.Tensor]:
         """Return the tensors of all workers; see `Gathering.gather`."""

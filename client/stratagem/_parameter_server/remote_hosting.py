@@ -394,13 +394,22 @@ class RemoteHosting(Hosting):
         """Raise FailedPreconditionError if workers train by themselves what is saved with them."""
         if any(one._is_kept for one in self.own_steps()):
             raise FailedPreconditionError(
-                f"{what} takes what servers hold at any moment, and the dense parameters of a "
-                "HybridOptimizer are there as they were saved last; call save() or publish() "
-                "between steps, or have the servers step all by a DistributedOptimizer"
+                f"{what} does not go together with a HybridOptimizer, whose dense parameters are "
+                "on the servers as they were saved last, and are stepped by all workers at once; "
+                "give one all dense parameters, call publish() between steps, or have the servers "
+                "step all by a DistributedOptimizer"
             )
 
+    def meet(self, meet: Callable[[], object]) -> None:
+        """Meet the other workers, by a call that waits for them."""
+        kept = [one for one in self.own_steps() if one._is_kept]
+        if kept:
+            kept[0]._meet(meet)
+        else:
+            meet()
+
     def part_from_workers(self) -> None:
-        """Let others go on that may all-reduce with this worker, which comes to them later."""
+        """Let others go on that all-reduce with this worker, which ends."""
         for optimizer in self.own_steps():
             optimizer._part()
 

@@ -262,6 +262,10 @@ class SessionLedger:
             return now - closed < _MOMENT_SECONDS
         return now - session.heard < PING_SECONDS
 
+    def is_connected(self, session_id: bytes, now: float) -> bool:
+        """Return whether a client lives, as far as anybody can tell at this moment."""
+        return session_id not in self._cut_off and self.is_heard(session_id, now)
+
     def opened(self) -> Iterator[Session]:
         """Yield the open sessions."""
         yield from self._open.values()

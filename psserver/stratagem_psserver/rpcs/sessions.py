@@ -183,7 +183,7 @@ class BarrierRpcs:
         """Whether a process of a task seems to live."""
         ledger, now = self._state.ledger, self._state.clock()
         return any(
-            session.label == task and ledger.is_heard(session.id, now)
+            session.label == task and ledger.is_connected(session.id, now)
             for session in ledger.opened()
         )
 

@@ -255,6 +255,23 @@ def test_workers_have_the_same_dense_bytes_after_each_step() -> None:
     assert not torch.equal(first[0], first[-1])
 
 
+def test_who_has_fewer_steps_has_the_values_of_the_others_once_they_meet() -> None:
+    def program(strategy: ParameterServerStrategy, worker: int) -> torch.Tensor:
+        trainer = Trainer(strategy, worker)
+        for step in range(STEPS + 5 * worker):
+            trainer.step(step)
+        if not worker:
+            alone.append(trainer.tower())
+        strategy.barrier()
+        return trainer.tower()
+
+    alone: list[torch.Tensor] = []
+    with cluster_of(2) as cluster:
+        first, second = cluster.run(program)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, alone[0])
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_the_state_of_any_optimizer_of_tensors_and_numbers_is_kept(
     make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
@@ -306,6 +323,8 @@ def test_what_cannot_be_right_is_refused_by_name() -> None:
         with pytest.raises(InvalidArgumentError, match="LBFGS cannot step"):
             HybridOptimizer(torch.optim.LBFGS(other.parameters()))
         optimizer = HybridOptimizer(torch.optim.SGD(model.tower.parameters()))
+        with pytest.raises(FailedPreconditionError, match="one all dense parameters"):
+            HybridOptimizer(torch.optim.SGD(other.parameters()))
         with pytest.raises(FailedPreconditionError, match=r"publish\(\)"):
             strategy.publish_every(seconds=1.0)
         with pytest.raises(InvalidArgumentError, match="no further param groups"):
