@@ -361,7 +361,7 @@ class Contribution:
     def of_this_replica(cls, groups: ParamGroups) -> Contribution:
         """Return what is in the parameters; nothing of a replica without rows."""
         is_absent = has_no_rows()
-        steps = []
+        steps: list[GroupStep] = []
         for group in groups:
             try:
                 leaves, variables = group["params"].of_replica()

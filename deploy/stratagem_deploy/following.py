@@ -21,6 +21,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
     StoreError,
+    SupersededError,
     UnavailableError,
 )
 from stratagem_storage.stores.places import shared_place
@@ -72,7 +73,8 @@ def follow(
 
     The files are those that servers have sent: whole, or what differs from the version before. In
     Redis, each table is a hash of rows, and a version is put in place all at once. What has a
-    version already is gone on with. A source or a Redis that is lost is tried again.
+    version already is gone on with. A source or a Redis that is lost is tried again. Of several
+    that write to one Redis, the one that began last does so, and the others stand by.
 
     Exit code: 0 when it is done or was ended by Ctrl-C or SIGTERM, and 2 if it cannot follow or
     cannot write.
@@ -200,7 +202,7 @@ def _all_written(
         try:
             yield from sink.write_next(_WAIT_SECONDS)
             told = ""
-        except (NotFoundError, StoreError, UnavailableError) as error:
+        except (NotFoundError, StoreError, SupersededError, UnavailableError) as error:
             if str(error) != told:
                 told = str(error)
                 typer.echo(f"stratagem: {told}; it is tried again", err=True)

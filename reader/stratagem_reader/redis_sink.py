@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -33,6 +34,7 @@ from stratagem_reader.changes import Change, KeyedChange, all_changes
 from stratagem_reader.replica import DenseValue, forms_of, require_kept
 from stratagem_reader.sink import require_same_training
 from stratagem_reader.source import Source, Version
+from stratagem_reader.turns import Turn
 from stratagem_storage.checkpoint.entries import KEYS, FileEntry, TensorEntry, TensorFile
 from stratagem_storage.checkpoint.index import Index
 from stratagem_storage.checkpoint.wholes import TablePart, Whole, WholeTable, wholes_of
@@ -117,7 +119,7 @@ class RedisSink:
     and what the bytes are. A version is put in place by one transaction: one that changes much is
     first written beside, under other names. One that is begun again goes on with what is there.
 
-    Of two that write to the same names, the one that began later goes on.
+    Of two that write to the same names, the one that began later goes on as long as it is there.
 
     Args:
         source: What to follow.
@@ -166,11 +168,14 @@ class RedisSink:
         self._source = source
         self._about, self._staged = f"{self._prefix}:version", f"{self._prefix}:staged"
         self._writer = secrets.token_hex(8)
+        turn, client = f"{self._prefix}:turn", self._client
+        self._turn = Turn(partial(client.set, turn), partial(client.get, turn))
         self._has_begun = False
         self._present: _Present | None = None
 
     def close(self) -> None:
         """End the connections to Redis."""
+        self._turn.lose()
         self._client.close()
 
     def write_next(self, wait_seconds: float) -> list[Version]:
@@ -181,7 +186,8 @@ class RedisSink:
 
         Raises:
             UnavailableError: Redis cannot be reached, or the source.
-            SupersededError: Another one writes to these names since.
+            SupersededError: Another one writes to these names since. Call it again: this one goes
+                on once that one is gone.
             DifferentTrainingError: Redis has versions of another training.
             FailedPreconditionError: A later release wrote what it has, or another program.
             StratagemError: The source cannot be followed, or Redis refuses.
@@ -359,12 +365,14 @@ class RedisSink:
             about: dict[bytes, bytes] = pipe.hgetall(self._about)
             kept = self._kept(about)
             writer = about.get(b"writer", b"").decode()
-            if self._has_begun and writer not in ("", self._writer):
+            others = writer not in ("", self._writer)
+            if self._has_begun and others and not self._turn.has_come():
                 raise self._superseded()
             pipe.multi()
             pipe.hset(self._about, mapping={"format": FORMAT, "writer": self._writer})
             pipe.execute()
         self._has_begun = True
+        self._turn.take()
         left = [each.decode() for each in self._client.smembers(self._staged)]
         self._drop(left)
         return self._with_values(kept) if kept.is_intact else kept
@@ -471,9 +479,11 @@ class RedisSink:
             raise UnavailableError(f"{self.name!r} has lost what was written to it")
 
     def _superseded(self) -> SupersededError:
+        self._turn.lose()
         return SupersededError(
-            f"another `stratagem follow` writes to {self._prefix!r} of {self.name!r} since; let "
-            "one do so, or add ?prefix=NAME to the URL"
+            f"another `stratagem follow` writes to {self._prefix!r} of {self.name!r} since, and "
+            f"this one would once that is silent for {self._turn.silent_seconds:g} s; let one do "
+            "so, or add ?prefix=NAME to the URL"
         )
 
     def _describe(self, pipe: Any, after: _Present) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from stratagem import (
     UnavailableError,
 )
 from stratagem_deploy.cli import app
-from stratagem_reader import redis_sink
+from stratagem_deploy.following import follow
+from stratagem_reader import redis_sink, turns
 from stratagem_reader.redis_sink import RedisSink
 from stratagem_reader.sources import source_at
 from stratagem_storage.checkpoint.folder import open_checkpoint
@@ -100,7 +102,7 @@ def _assert_equal_to(client: Any, reader: Reader, number: int) -> None:
     """Redis has each row and value of a version, and nothing else."""
     about = {name.decode(): each for name, each in client.hgetall("stratagem:version").items()}
     assert int(about["version"]) == number
-    names = {"stratagem:version"}
+    names = {"stratagem:version", "stratagem:turn"}
     for name, table in reader.replica.tables.items():
         keys = reader.keys(name)
         rows = torch.cat([part.rows for part in table.parts])
@@ -335,6 +337,40 @@ def test_a_redis_that_was_lost_or_that_has_lost_something_is_gone_on_with(
             _assert_equal_to(server.client, reader, version.number)
         again.close()
         sink.close()
+
+
+def test_of_two_that_are_kept_running_one_writes_and_the_other_stands_by(
+    server: _Redis, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(turns, "SILENT_SECONDS", 3.0)
+    said = list[str]()
+    monkeypatch.setattr("typer.echo", lambda text, err=False: said.append(text))
+    with running(1) as cluster, cluster.strategy() as strategy:
+        training = _saved(strategy, source)
+        command = partial(follow, [str(source)], server.url, versions=3)
+        # A signal is for the main thread alone.
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        first = threading.Thread(target=command, daemon=True)
+        first.start()
+        eventually(lambda: _now(server.client) is not None)
+        later = RedisSink(source_at(source), server.url)
+        later.write_next(0.0)
+        training.train()
+        strategy.save(source)
+        later.write_next(1.0)
+        eventually(lambda: any("another `stratagem follow` writes" in text for text in said))
+        # It is there without a version for longer than it may be silent.
+        assert not first.join(4.0) and first.is_alive()
+        later.close()
+        training.train()
+        strategy.save(source)
+        eventually(lambda: said[-1].startswith("version "))
+        assert sum("another `stratagem follow`" in text for text in said) == 1
+        training.train()
+        strategy.save(source)
+        first.join(60)
+        assert not first.is_alive()
 
 
 def test_a_redis_that_comes_late_is_waited_for_and_told_once(server: _Redis, source: Path) -> None:
