@@ -272,6 +272,50 @@ def test_who_has_fewer_steps_has_the_values_of_the_others_once_they_meet() -> No
     assert not torch.equal(first, alone[0])
 
 
+class Counts(torch.optim.Optimizer):
+    """Counts for each element in how many steps it had a gradient."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter += (parameter.grad != 0).float()
+
+
+def test_a_run_that_resumes_counts_each_gradient_once(tmp_path: Path) -> None:
+    most, saved = 12, 5
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        with strategy.scope():
+            model = nn.Module()
+            model.seen = nn.Parameter(torch.zeros(2 * most))
+        optimizer = HybridOptimizer(Counts([model.seen]))
+        run = strategy.resume(tmp_path)
+        is_first = run.checkpoint == ""
+
+        def replica_step(number: int) -> None:
+            optimizer.zero_grad()
+            model.seen[2 * number + worker].backward()
+            optimizer.step()
+
+        for number in strategy.steps(most):
+            strategy.run(replica_step, args=(number,))
+            if is_first and number == saved and not worker:
+                strategy.save(tmp_path)
+            if is_first and number == saved + 3:
+                # As if all were lost, the servers included.
+                return []
+        run.finish()
+        found: list[float] = model.seen.detach().tolist()
+        return found
+
+    for expected in ([], [1.0] * 2 * most):
+        with cluster_of(2) as cluster:
+            assert cluster.run(program) == [expected] * 2
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_the_state_of_any_optimizer_of_tensors_and_numbers_is_kept(
     make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
