@@ -1,13 +1,16 @@
-"""What the README shows, works."""
+"""What the README and the questions show, works."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.pages import with_names
+import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+from tests.pages import programs, with_names
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @with_names
@@ -19,3 +22,9 @@ def test_the_thirty_lines_run_and_the_loss_falls() -> None:
     exec(compile(block, "README.md", "exec"), names)
     assert len(printed[0]) == 2
     assert max(printed[0]) < 1e-3
+
+
+def test_the_answers_run_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (answer,) = programs(ROOT / "docs" / "faq.md")
+    exec(compile(answer, "faq.md", "exec"), {"__name__": "__main__"})

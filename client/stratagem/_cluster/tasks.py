@@ -101,9 +101,10 @@ class ClusterSpec:
         try:
             return self._tasks[job_name]
         except KeyError:
+            none = "no jobs, as that of a program without TF_CONFIG, which is the only worker"
             raise InvalidArgumentError(
                 f"No such job in cluster: {job_name!r}; the cluster has "
-                f"{sorted(self._tasks) or 'no jobs'}"
+                f"{sorted(self._tasks) or none}"
             ) from None
 
     def __bool__(self) -> bool:

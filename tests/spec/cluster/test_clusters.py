@@ -25,6 +25,8 @@ def test_unknown_jobs_and_indices_are_named_with_the_known_ones() -> None:
         spec.num_tasks("ps")
     with pytest.raises(ValueError, match=r"No task with index 2 .*\[1, 4\]"):
         spec.task_address("worker", 2)
+    with pytest.raises(ValueError, match="without TF_CONFIG, which is the only worker"):
+        ClusterSpec({}).num_tasks("worker")
 
 
 def test_a_negative_index_is_refused() -> None:
