@@ -1,0 +1,166 @@
+"""What keeps rows: tables in memory and in files, and RocksDB; each in a process of its own."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_MODEL,
+    Initializer,
+    TableSpec,
+    VariableSpec,
+)
+from stratagem_psserver.limits import VariableMemoryLimit
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.paging import TableDisk
+from stratagem_psserver.tables.table import Table
+
+COLUMNS, BATCH, EXPONENT = 16, 4096, 1.05
+ROW_BYTES = 2 * COLUMNS * 4
+_FILLED_AT_ONCE = 1 << 15
+
+Keys = npt.NDArray[np.int64]
+
+
+class Rows(Protocol):
+    """Rows of values, each with its state of Adagrad."""
+
+    def look_up(self, keys: Keys) -> object:
+        """Read the values of keys."""
+
+    def push(self, keys: Keys) -> None:
+        """Take a step of Adagrad over distinct keys."""
+
+    def announce(self, keys: Keys) -> None:
+        """Say that keys will be looked up."""
+
+
+def _stepped(value: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient = value * 0.01 + 0.1
+    state = state + gradient.square()
+    return value - 0.1 * gradient / (state.sqrt() + 1e-8), state
+
+
+def _spec(name: str, rows: int) -> VariableSpec:
+    return VariableSpec(
+        name=name,
+        tensor=TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=(rows, COLUMNS)),
+        kind=VARIABLE_KIND_MODEL,
+        initializer=Initializer(constant=0.0),
+        table=TableSpec(),
+    )
+
+
+class TableRows:
+    """A table of a server, in memory or in files."""
+
+    def __init__(self, rows: int, disk: TableDisk | None) -> None:
+        self._table = Table(_spec("rows", rows), disk)
+        self._state = Arena(self._table, _spec("rows/sum", rows))
+        self._table.attach([self._state])
+        self._limit, self._ahead = VariableMemoryLimit(), ThreadPoolExecutor(1)
+
+    def look_up(self, keys: Keys) -> None:
+        self._table.value.read(self._table.find(torch.from_numpy(keys)))
+
+    def push(self, keys: Keys) -> None:
+        table = self._table
+        found = table.find(torch.from_numpy(keys))
+        table.make_room(found, self._limit)
+        value, state = _stepped(table.value.read(found), self._state.read(found))
+        table.store(found, {table.value: value, self._state: state})
+
+    def announce(self, keys: Keys) -> None:
+        self._ahead.submit(self._table.find, torch.from_numpy(keys))
+
+
+class RocksRows:
+    """RocksDB through `rocksdict`, with direct input and output, and all memory for its caches."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch
+
+        self._batch: Callable[[], Any] = lambda: WriteBatch(raw_mode=True)
+        options, blocks = Options(raw_mode=True), BlockBasedOptions()
+        blocks.set_block_cache(Cache(nbytes * 3 // 4))
+        blocks.set_bloom_filter(10, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_size(nbytes // 16)
+        options.set_max_write_buffer_number(2)
+        options.set_use_direct_reads(True)
+        options.set_use_direct_io_for_flush_and_compaction(True)
+        self._store: Any = Rdict(str(folder / "rocks"), options)
+
+    def look_up(self, keys: Keys) -> torch.Tensor:
+        begun = bytes(ROW_BYTES)
+        found = self._store[[key.tobytes() for key in keys]]
+        joined = bytearray().join([begun if row is None else row for row in found])
+        return torch.frombuffer(joined, dtype=torch.float32).view(-1, 2 * COLUMNS)
+
+    def push(self, keys: Keys) -> None:
+        rows = torch.cat(_stepped(*self.look_up(keys).split(COLUMNS, 1)), 1).numpy()
+        batch = self._batch()
+        for key, row in zip(keys, rows, strict=True):
+            batch.put(key.tobytes(), row.tobytes())
+        self._store.write(batch)
+
+    def announce(self, keys: Keys) -> None:
+        """It has no way to be told."""
+
+
+def _drawn(rows: int, count: int) -> list[Keys]:
+    generator, power = np.random.default_rng(3), 1 - EXPONENT
+    drawn = []
+    for _ in range(count):
+        parts = generator.random(BATCH) * ((rows + 1) ** power - 1) + 1
+        drawn.append(np.minimum((parts ** (1 / power) - 1).astype(np.int64), rows - 1))
+    return drawn
+
+
+def _of(name: str, rows: int, folder: Path) -> Rows:
+    nbytes = rows * ROW_BYTES // 4
+    if name == "rocksdict":
+        return RocksRows(folder, nbytes)
+    return TableRows(rows, None if name == "memory" else TableDisk(nbytes, str(folder)))
+
+
+def measure(name: str, rows: int, steps: int, folder: Path) -> None:
+    """Print steps a second, and the most memory in MB.
+
+    Rows are first written in the order of their frequency, as they are under a power law.
+    """
+    torch.set_num_threads(1)
+    kept, ahead = _of(name, rows, folder), name == "files, announced"
+    names = np.random.default_rng(1).permutation(rows)
+    for begin in range(0, rows, _FILLED_AT_ONCE):
+        kept.push(np.sort(names[begin : begin + _FILLED_AT_ONCE]))
+    batches = [names[each] for each in _drawn(rows, steps + 20)]
+    pushed = [np.unique(each) for each in batches]
+    for keys in pushed[:20]:
+        kept.push(keys)
+    began = time.perf_counter()
+    for number in range(20, steps + 20):
+        if ahead and number + 1 < len(batches):
+            kept.announce(pushed[number + 1])
+        kept.look_up(batches[number])
+        kept.push(pushed[number])
+    seconds = time.perf_counter() - began
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(steps / seconds, most / 1024)
+
+
+if __name__ == "__main__":
+    given = iter(sys.argv[1:])
+    measure(next(given), int(next(given)), int(next(given)), Path(next(given)))
