@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import ceil
 from statistics import median
+from typing import NamedTuple
 
 from stratagem_deploy.watching.asking import (
     ServerAnswer,
@@ -29,7 +31,7 @@ from stratagem_deploy.watching.clients import (
 )
 from stratagem_deploy.watching.rows import replica_words, standing_word
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP
-from stratagem_proto.v1.status_pb2 import CheckpointStatus, LogStatus
+from stratagem_proto.v1.status_pb2 import CheckpointStatus, GetStatusResponse, LogStatus
 from stratagem_proto.v1.waits_pb2 import Waiter
 
 # Of a part of a checkpoint: any disk is faster, and smaller parts say nothing.
@@ -53,6 +55,12 @@ _REPEATED_SECONDS = 5.0
 
 # A server is slow that takes so many times as long as the others, over so many calls.
 _SLOW_SERVER, _ENOUGH_CALLS = 3.0, 20
+
+# Of an update and its answer: any network within a rack is faster, and smaller ones say nothing.
+_SLOW_LINK_BYTES_PER_SECOND, _TELLING_UPDATE_BYTES = 50e6, 1e6
+
+# Of the time of a step, what updates may still take once workers share after more steps.
+_BEARABLE_SHARE = 0.1
 
 # A backup applies what it has as fast as the primary; more is what it does not keep up with.
 _FAR_BEHIND = 1000
@@ -88,6 +96,7 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
         *_full(answers),
         *_slow_disks(answers),
         *_slow_servers(called),
+        *_slow_network(called),
         *_stragglers(called),
         *_skewed(answers),
         *_different_versions(answers),
@@ -355,6 +364,70 @@ def _slow_servers(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
                     "variables are all there (`stratagem variables`)",
                     culprits=(server,),
                 )
+
+
+class _Update(NamedTuple):
+    """What an update of a worker takes on one server, on average.
+
+    Attributes:
+        seconds: From its first byte to the last one of the answer, without waits for others.
+        sent: Bytes of gradients.
+        answered: Bytes of values.
+    """
+
+    seconds: float
+    sent: float
+    answered: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, both ways together."""
+        return (self.sent + self.answered) / self.seconds
+
+
+def _update_of(status: GetStatusResponse) -> _Update | None:
+    """Return what updates take; None if there were too few, or they are small."""
+    methods = {each.method: each for each in status.methods}
+    number = total(methods["Update"].seconds) if "Update" in methods else 0
+    if number < _ENOUGH_CALLS:
+        return None
+    moving = [methods[name] for name in ("Update", "Read") if name in methods]
+    waited = sum(each.seconds.sum for each in status.parameter_server.waits)
+    found = _Update(
+        (sum(each.seconds.sum for each in moving) - waited) / number,
+        sum(each.received_bytes.sum for each in moving) / number,
+        sum(each.sent_bytes.sum for each in moving) / number,
+    )
+    is_telling = found.sent + found.answered >= _TELLING_UPDATE_BYTES and found.seconds > 0
+    return found if is_telling else None
+
+
+def _slow_network(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
+    """Yield that workers wait for bytes for longer than they compute, by the slowest server."""
+    told = {server: _update_of(status) for server, status in statuses(answers)}
+    updates = {server: each for server, each in told.items() if each is not None}
+    own = [
+        session.pace.own_seconds
+        for _, status in statuses(answers)
+        for session in status.sessions
+        if session.HasField("pace")
+    ]
+    if not updates or not own:
+        return
+    server, slowest = max(updates.items(), key=lambda each: each[1].seconds)
+    usual = median(own)
+    if slowest.rate < _SLOW_LINK_BYTES_PER_SECOND and slowest.seconds > usual:
+        often = slowest.seconds / max(usual, _TELLING_SECONDS) / _BEARABLE_SHARE
+        left = (slowest.sent / 4 + slowest.answered) / (slowest.sent + slowest.answered)
+        yield Finding(
+            f"the network holds training up: {server} takes {span(slowest.seconds)} for an update "
+            f"of {amount(slowest.sent)} and values of {amount(slowest.answered)}, "
+            f"{amount(slowest.rate)} a second; workers compute {span(usual)} for a step",
+            f"share after many steps by stratagem.LocalSteps(every={ceil(often)}); "
+            f'compression="int8" leaves {left:.0%} of the bytes. See that no server has more bytes '
+            "than others (`stratagem variables`); docs/how-to/networks.md compares",
+            culprits=(server,),
+        )
 
 
 def _stragglers(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from stratagem_proto.v1.status_pb2 import (
     GetStatusResponse,
     Histogram,
     LostClient,
+    MethodStatus,
     RunningFunction,
     SessionStatus,
 )
@@ -327,3 +328,42 @@ def test_a_client_that_did_not_come_back_is_named() -> None:
     assert "chief:0 is gone for 8 s: the lease of" in only.what
     came_back = said(1, sessions=[SessionStatus(task=Task(job="chief"), silent_seconds=0.1)])
     assert not findings([said(0, lost=[loss]), came_back], PATIENCE)
+
+
+def updating(seconds: float, waited: float = 0.0, own: float = 0.4) -> ServerAnswer:
+    """A server that takes so long for an update of 10 MiB, and as much in answer."""
+
+    def times(each: float) -> Histogram:
+        return Histogram(bounds=[1.0], counts=[0, 20], sum=20 * each)
+
+    worker = client(0)
+    worker.pace.CopyFrom(StepPace(steps=16, own_seconds=own))
+    calls = MethodStatus(method="Update", seconds=times(seconds))
+    calls.received_bytes.CopyFrom(times(10 << 20))
+    calls.sent_bytes.CopyFrom(times(10 << 20))
+    answer = said(0, sessions=[worker], methods=[calls])
+    assert answer.status is not None
+    answer.status.parameter_server.waits.add(reason="step", seconds=times(waited))
+    return answer
+
+
+def test_a_network_that_takes_longer_than_steps_is_told_with_what_helps() -> None:
+    (only,) = findings([updating(seconds=20.0)], PATIENCE)
+    assert (only.culprits, only.stalls) == (("ps:0",), False)
+    assert "20 s for an update of 10.0 MiB and values of 10.0 MiB, 1.0 MiB a second" in only.what
+    assert "workers compute 400 ms for a step" in only.what
+    assert "LocalSteps(every=500)" in only.remedy
+    assert '"int8" leaves 62% of the bytes' in only.remedy
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        updating(seconds=20.0, own=30.0),
+        updating(seconds=20.0, waited=19.9),
+        updating(seconds=0.1, own=0.05),
+    ],
+    ids=["steps compute longer", "workers wait for each other", "the network is fast"],
+)
+def test_no_network_is_blamed_for_other_waits(answer: ServerAnswer) -> None:
+    assert not findings([answer], PATIENCE)
