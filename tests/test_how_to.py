@@ -28,6 +28,7 @@ def test_pages_have_programs() -> None:
     pages = {
         "dense-layers",
         "early-stopping",
+        "networks",
         "notebooks",
         "recovering",
         "shuffles",

@@ -19,7 +19,6 @@ from stratagem._hosting.other_steps import leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
-from stratagem.optim import DelayedNesterov
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -34,12 +33,14 @@ OuterOptimizer = Callable[[list[Parameter]], Optimizer]
 
 
 def _usual(workers: int) -> OuterOptimizer:
-    """Return what DiLoCo has outside, for so many workers that share one by one.
+    """Return the outer optimizer for so many workers that share one by one.
 
-    With momentum of each difference by itself two such workers diverge.
+    Workers that share together, or a single one, have that of DiLoCo. Of several that do not,
+    each difference is late by those of the others, and momentum of 0.9 swings too far in the first
+    shares of a model that was not trained before, delayed or not.
     """
     if workers > 1:
-        return partial(DelayedNesterov, lr=0.7, momentum=0.9, delay=workers)
+        return partial(SGD, lr=1 / workers)
     return partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -208,7 +209,8 @@ class LocalSteps(OwnSteps):
             this worker.
         outer: Makes the optimizer of the servers of a list of parameters, of those that
             `DistributedOptimizer` takes. By default SGD with lr=0.7, momentum=0.9 and nesterov;
-            where workers share one by one, a `stratagem.optim.DelayedNesterov` like that.
+            where several workers share one by one, SGD that takes its part of each difference, with
+            lr=1 / workers.
         every: How many local steps are between shares.
         seconds: In place of `every`: how many seconds. Slower workers take fewer steps.
         fragments: In how many parts the parameters are shared, one after the other in the time of

@@ -182,15 +182,15 @@ def test_steps_of_one_and_sgd_that_adds_differences_train_as_the_servers_alone()
 
 @pytest.mark.parametrize(
     ("workers", "consistency", "expected"),
-    [(1, "async", SGD), (2, "sync", SGD), (2, "async", DelayedNesterov)],
+    [(1, "async", (0.7, 0.9)), (2, "sync", (0.7, 0.9)), (2, "async", (0.5, 0))],
 )
-def test_momentum_is_delayed_where_workers_share_one_by_one(
-    workers: int, consistency: str, expected: type[torch.optim.Optimizer]
+def test_workers_that_share_one_by_one_have_no_momentum_and_their_part(
+    workers: int, consistency: str, expected: tuple[float, float]
 ) -> None:
     with running(num_workers=workers) as cluster, cluster.strategy(consistency=consistency) as one:
         (outer,) = Worker(one, 0, every=1).optimizer.outer
-        assert type(outer._inner) is expected
-        assert outer.defaults.get("delay", workers) == workers
+        assert type(outer._inner) is SGD
+        assert (outer.defaults["lr"], outer.defaults["momentum"]) == expected
 
 
 def test_nothing_is_sent_between_shares() -> None:
