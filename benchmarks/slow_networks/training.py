@@ -129,20 +129,7 @@ def _stepping(run: Run) -> Iterator[Callable[[], float]]:
             optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), RATE)
             call: Callable[..., Any] = _called
         else:
-            names = [f"worker-{each}:1" for each in range(workers)]
-            spec = stratagem.ClusterSpec({"ps": [*run.hosts.addresses], "worker": names})
-            resolver = SimpleClusterResolver(spec, task_type="worker", task_id=run.worker)
-            strategy = stratagem.ParameterServerStrategy(
-                resolver,
-                token=run.hosts.token,
-                consistency=method.consistency,
-                # Dealt out in turn, all weights would be on one half of the servers, and all biases
-                # on the other.
-                variable_partitioner=MaxSizePartitioner(_SHARD_BYTES),
-                placement="balanced",
-                peer_seconds=PEER_SECONDS,
-            )
-            opened.enter_context(strategy)
+            strategy = opened.enter_context(_strategy(run, method.consistency))
             with strategy.scope():
                 model = NextByte()
             optimizer = method.optimizer(torch.optim.AdamW(model.parameters(), RATE))
@@ -165,6 +152,21 @@ def _stepping(run: Run) -> Iterator[Callable[[], float]]:
             return loss.detach()
 
         yield lambda: float(call(step))
+
+
+def _strategy(run: Run, consistency: str) -> stratagem.ParameterServerStrategy:
+    names = [f"worker-{each}:1" for each in range(len(run.hosts.networks))]
+    spec = stratagem.ClusterSpec({"ps": [*run.hosts.addresses], "worker": names})
+    return stratagem.ParameterServerStrategy(
+        SimpleClusterResolver(spec, task_type="worker", task_id=run.worker),
+        token=run.hosts.token,
+        consistency=consistency,
+        peer_seconds=PEER_SECONDS,
+        # Dealt out in turn, all weights would be on one half of the servers, and all biases on the
+        # other.
+        variable_partitioner=MaxSizePartitioner(_SHARD_BYTES),
+        placement="balanced",
+    )
 
 
 def _called(step: Callable[[], Tensor]) -> Tensor:
