@@ -361,7 +361,8 @@ def test_of_two_that_are_kept_running_one_writes_and_the_other_stands_by(
         later.write_next(1.0)
         eventually(lambda: any("another `stratagem follow` writes" in text for text in said))
         # It is there without a version for longer than it may be silent.
-        assert not first.join(4.0) and first.is_alive()
+        first.join(4.0)
+        assert first.is_alive()
         later.close()
         training.train()
         strategy.save(source)
