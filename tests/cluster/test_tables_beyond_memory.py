@@ -57,7 +57,7 @@ def train(
         loss = (model(keys_of(number)) - 1).square().mean()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.item())
 
     told = list[float]()
     for number in steps:
