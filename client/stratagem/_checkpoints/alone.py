@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -23,6 +23,7 @@ from stratagem._checkpoints.restoring import RestoreStatus, Resumption, origins_
 from stratagem._checkpoints.series import (
     ENDED,
     STEPS,
+    UNSHARED,
     Contents,
     Series,
     Stateful,
@@ -30,6 +31,7 @@ from stratagem._checkpoints.series import (
     require_registrable,
     states_as_json,
 )
+from stratagem._core.protocols import LocalStepsTold
 from stratagem_proto.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -106,7 +108,7 @@ class Held(NamedTuple):
     tables: SavedTables | None = None
 
 
-class AloneCheckpoints:
+class AloneCheckpoints(LocalStepsTold):
     """The folders of checkpoints of a program without a cluster, and how far it is.
 
     `ran` is called behind each run and each step of an optimizer, so that a checkpoint has, as one
@@ -127,6 +129,9 @@ class AloneCheckpoints:
         self._counts = False
         self._step_ran = self._is_resumed = self._ended = False
         self._has_run = has_run
+        # Whether local steps were taken since the last share; what checkpoints then have.
+        self._unshared = self._is_sharing = False
+        self._shared: tuple[dict[str, Any], int] = ({}, 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AloneCheckpoints:
         """Return those of another program, which has done nothing yet."""
@@ -151,6 +156,28 @@ class AloneCheckpoints:
             self._position += 1
         for name, stateful in self._registered.items():
             self._states[name] = stateful.state_dict()
+
+    def begin_local_step(self) -> None:
+        self.require_counted("LocalSteps")
+        if not self._unshared:
+            self._shared = dict(self._states), self._position - self._step_ran
+        self._unshared = True
+
+    @contextmanager
+    def sharing(self) -> Iterator[bool]:
+        self._is_sharing = True
+        try:
+            yield False
+            self._unshared = False
+        finally:
+            self._is_sharing = False
+
+    def drop_local_steps(self) -> None:
+        self._unshared = False
+
+    @property
+    def has_nothing_to_share(self) -> bool:
+        return self._counts and not self._unshared
 
     def steps(self, stop: int, start: int | None) -> Iterator[int]:
         """Yield the numbers of the steps that are left; see `ParameterServerStrategy.steps`."""
@@ -179,7 +206,7 @@ class AloneCheckpoints:
         Raises:
             FailedPreconditionError: The program has resumed, and this is in no loop over `steps`.
         """
-        if self._is_resumed and not self._is_inside:
+        if self._is_resumed and not (self._is_inside or self._is_sharing):
             raise FailedPreconditionError(
                 f"{optimizer} steps outside of a loop over strategy.steps(), and the program has "
                 "called resume(): once it is started again, nobody would know of this step, and it "
@@ -199,7 +226,8 @@ class AloneCheckpoints:
         """Save what the program has as a checkpoint of a folder."""
         place, key = absolute_place(path), CHECKPOINT_KEY_FILE.from_environment()
         contents = Contents({}, extra, 1, ended)
-        states = {**self._states, **({STEPS: self._position} if self._counts else {})}
+        known = self._shared if self._unshared else (self._states, self._position)
+        states = {**known[0], **({STEPS: known[1]} if self._counts else {})}
         workers = {"count": 1, "states": {TASK: json.loads(states_as_json(states))}}
         state, tables = held()
         contents, self._has_run = replace(contents, local=state), True
@@ -238,6 +266,7 @@ class AloneCheckpoints:
         status = load(checkpoint)
         if position is not None or not self._is_inside:
             self._is_known, self._position = position is not None, position or 0
+        self._unshared = False
         self._step_ran = True  # what runs in this step is none of a step after the checkpoint
         self._deferred = dict(states)
         for name in self._registered.keys() & states.keys():
@@ -274,16 +303,21 @@ class AloneCheckpoints:
         self._is_known = self._counts = self._is_resumed = True
 
         def finish(last: Mapping[str, Any], keep: int) -> None:
-            if self._is_inside:
-                raise FailedPreconditionError(
-                    "finish() is called within a loop over strategy.steps(), whose steps would be "
-                    "left out; call it behind the loop"
-                )
+            self._require_complete()
             if not self._ended:
                 self.save(path, held, Series(keep, incremental=False), last, True).result()
                 self._ended = True
 
         return Resumption(folder, extra, self._position, self._ended, finish)
+
+    def _require_complete(self) -> None:
+        if self._is_inside:
+            raise FailedPreconditionError(
+                "finish() is called within a loop over strategy.steps(), whose steps would be "
+                "left out; call it behind the loop"
+            )
+        if self._unshared:
+            raise FailedPreconditionError(UNSHARED.format("finish()"))
 
     def _require_resumable(self, checkpoint: Checkpoint) -> None:
         workers, place = checkpoint.index.workers, str(checkpoint.folder)

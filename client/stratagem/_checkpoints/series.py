@@ -35,6 +35,12 @@ ENDED = (
 )
 
 
+UNSHARED = (
+    "{} was called after local steps that were not shared, and would leave them out; call share() "
+    "of LocalSteps first"
+)
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """What goes on from a state, as iterators over distributed datasets do."""

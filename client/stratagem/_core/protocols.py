@@ -6,8 +6,8 @@ create, a variable asks how many copies count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +17,36 @@ if TYPE_CHECKING:
     from stratagem._core.options import CommunicationOptions, ReduceOp, RunOptions
     from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class LocalStepsTold:
+    """What is told of local steps, of which nothing else knows before they are shared.
+
+    Where nothing counts steps, nothing needs to be told.
+    """
+
+    def begin_local_step(self) -> None:
+        """Note that this worker steps by itself.
+
+        Raises:
+            FailedPreconditionError: What comes of the step could not be counted once.
+        """
+
+    @contextmanager
+    def sharing(self) -> Iterator[bool]:
+        """Let what follows be the share of the local steps until now, for checkpoints one step.
+
+        Yields whether a former process may have shared them already, which then counts.
+        """
+        yield False
+
+    def drop_local_steps(self) -> None:
+        """Note that what was stepped since the last share does not count."""
+
+    @property
+    def has_nothing_to_share(self) -> bool:
+        """Whether the program counts its steps, and has taken none since it was started."""
+        return False
 
 
 class AnyStrategy(Protocol):

@@ -14,6 +14,7 @@ import torch
 from torch import distributed, nn
 
 from stratagem._core.contexts import cross_replica, entered
+from stratagem._core.protocols import LocalStepsTold
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption, ModuleAdopter, keep_fresh
@@ -353,6 +354,31 @@ class Hosting(ABC):
     def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
         """Whether this process has had values of lent parameters replaced."""
         return False
+
+    @property
+    def local_steps(self) -> LocalStepsTold:
+        """What is told of local steps."""
+        return LocalStepsTold()
+
+    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
+        """Return the state of this worker's own optimizer that `keep_state` has kept last.
+
+        Args:
+            optimizer: The outer optimizer.
+            shapes: By what is hosted in place of lent parameters, what there will be in a state.
+                The chief's call makes room for it on servers.
+        """
+        return [{} for _ in shapes]
+
+    def keep_state(  # noqa: B027 - for who lends
+        self, optimizer: str, states: Mapping[nn.Parameter, Slots]
+    ) -> None:
+        """Keep the state of this worker's own optimizer for checkpoints.
+
+        Args:
+            optimizer: The outer optimizer.
+            states: Tensors on the CPU, by what is hosted in place of lent parameters.
+        """
 
     def require_steppable(self, variable: Variable, rule: VariableRule, optimizer: str) -> None:
         """Check whether a variable can be stepped by a traced rule.

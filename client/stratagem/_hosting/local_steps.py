@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -12,8 +12,10 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
+from stratagem._core.protocols import LocalStepsTold
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
+from stratagem._hosting.inner_state import on_cpu, shapes_of_state
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.other_steps import leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
@@ -44,6 +46,9 @@ def _usual(workers: int) -> OuterOptimizer:
     return partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
+_State = Mapping[str, torch.Tensor]
+
+
 class _Fragment:
     """Parameters that are shared in one step of the servers.
 
@@ -67,6 +72,7 @@ class _Fragment:
         self._own, self._shared = own, shared
         self.optimizer, self._hosting = optimizer, hosting
         self.due = 0.0
+        self._shares = 0
         # The values that the worker's own have come from.
         self._base = [one.detach().clone() for one in own]
         self._is_unsure = False
@@ -96,6 +102,28 @@ class _Fragment:
                 own.copy_(shared)
                 base.copy_(shared)
         self._is_unsure = False
+
+    def keep(self, states: Mapping[Parameter, _State], every: int) -> None:
+        """Keep the state of the worker's own parameters, each so many shares."""
+        self._shares += 1
+        if self._hosting is not None and not self._shares % every:
+            pairs = zip(self._own, self._shared, strict=True)
+            of_shared = {shared: states.get(own, {}) for own, shared in pairs}
+            self._hosting.keep_state(self.optimizer.name, of_shared)
+
+    def kept(self, shapes: Mapping[Parameter, _State]) -> dict[Parameter, _State]:
+        """Return the state that was kept last, by the worker's own parameters.
+
+        Args:
+            shapes: Likewise what there will be in a state.
+        """
+        self._shares = 0
+        if self._hosting is None:
+            return {}
+        pairs = zip(self._own, self._shared, strict=True)
+        of_shared = {shared: shapes.get(own, {}) for own, shared in pairs}
+        states = self._hosting.kept_state(self.optimizer.name, of_shared)
+        return dict(zip(self._own, states, strict=True))
 
     def is_behind(self) -> bool:
         """Whether this process has replaced the servers' values, as by a checkpoint."""
@@ -196,8 +224,9 @@ class LocalSteps(OwnSteps):
         strategy.run(replica_step, args=(batch,))
 
     The servers' values are in checkpoints, in versions that are published, and what a worker begins
-    with that joins. What `model` holds in a worker is its own. The state of the wrapped optimizer
-    is, too: keep `state_dict()` to go on with it after a restart.
+    with that joins. What `model` holds in a worker is its own, and so is the state of the wrapped
+    optimizer: with `keep_state` a worker that is started again goes on with it. It takes the steps
+    since its last share again, of which nobody knows.
 
     What `consistency` says holds for the steps of the outer optimizer: "async" applies the
     difference of each worker as it comes, "sync" the mean of all workers' differences (DiLoCo).
@@ -218,6 +247,9 @@ class LocalSteps(OwnSteps):
         compression: How differences travel; as for `DistributedOptimizer`. Those with error
             feedback lose nothing in the long run.
         consistency: What holds the workers together in outer steps, if not the strategy's own.
+        keep_state: Every how many shares the state of the wrapped optimizer goes along, for
+            checkpoints and for who is started again. It is as large as what the optimizer has, of
+            each worker: for AdamW twice the parameters. None keeps nothing.
         clip_norm: Bound of the norm of differences; as for `DistributedOptimizer`.
         on_nonfinite: What NaN or an infinity in a difference leads to; likewise.
 
@@ -244,12 +276,16 @@ class LocalSteps(OwnSteps):
         fragments: int = 1,
         compression: Compression | str | None = None,
         consistency: Consistency | str | None = None,
+        keep_state: int | None = None,
         clip_norm: float | None = None,
         on_nonfinite: str | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidTypeError(f"LocalSteps wraps a torch.optim.Optimizer, not {optimizer!r}")
         self._every, self._seconds = _interval(every, seconds)
+        if keep_state is not None and keep_state < 1:
+            raise InvalidArgumentError(f"keep_state is {keep_state}; it has to be above 0, or None")
+        self._keeps_every = keep_state
         own = parameters_of(optimizer)
         if not 1 <= fragments <= len(own):
             raise InvalidArgumentError(
@@ -269,10 +305,13 @@ class LocalSteps(OwnSteps):
             on_nonfinite=on_nonfinite,
         )
         self._fragments = _fragments(own, fragments, hosting, _checked(outer), distributed)
+        self._told = LocalStepsTold() if hosting is None else hosting.local_steps
         self._begin_rounds()
         leave_to_local_steps(optimizer)
         if hosting is not None:
             hosting.optimizers_in_use.add(self)
+        self._shapes = shapes_of_state(optimizer) if keep_state and hosting is not None else {}
+        self._take_kept_state(or_none=False)
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
         self._written = _versions(own)
@@ -311,16 +350,52 @@ class LocalSteps(OwnSteps):
             StratagemError: What is due cannot be shared; the local step was taken.
         """
         self._require_unwritten()
+        self._told.begin_local_step()
         loss = self._inner.step() if closure is None else self._inner.step(closure)
         self._taken += 1
+        due = [one for one in self._fragments if self._now() >= one.due]
+        for fragment in due:
+            fragment.due = self._now() + (self._seconds or self._every)
+        self._share(due)
+        return loss
+
+    def _share(self, fragments: Sequence[_Fragment]) -> None:
+        """Share some parts, with the state of the optimizer if it is kept."""
         try:
-            for fragment in self._fragments:
-                if self._now() >= fragment.due:
-                    fragment.due = self._now() + (self._seconds or self._every)
-                    fragment.share()
+            if fragments:
+                with self._told.sharing() as is_again:
+                    for fragment in fragments:
+                        fragment.share()
+                    # Who ends in between takes the steps again, with the state before them.
+                    self._keep_state(fragments)
+                    if is_again:
+                        self._take_kept_state(or_none=True)
         finally:
             self._written = _versions(parameters_of(self._inner))
-        return loss
+
+    def _keep_state(self, fragments: Sequence[_Fragment]) -> None:
+        if self._keeps_every is None:
+            return
+        present = self._inner.state
+        states = {one: on_cpu(self._inner, present[one]) for one in self._shapes if one in present}
+        for fragment in fragments:
+            fragment.keep(states, self._keeps_every)
+
+    def _take_kept_state(self, or_none: bool) -> None:
+        """Have the wrapped optimizer go on with what was kept; with `or_none`, even if nothing."""
+        if self._keeps_every is None:
+            return
+        states = dict[Parameter, _State]()
+        for fragment in self._fragments:
+            states |= fragment.kept(self._shapes)
+        if or_none or any(states.values()):
+            numbered = {
+                place: dict(states[one])
+                for place, one in enumerate(parameters_of(self._inner))
+                if states.get(one)
+            }
+            groups = self._inner.state_dict()["param_groups"]
+            self._inner.load_state_dict({"state": numbered, "param_groups": groups})
 
     def _now(self) -> float:
         return time.monotonic() if self._seconds else float(self._taken)
@@ -331,17 +406,17 @@ class LocalSteps(OwnSteps):
         For the end of training, and before what every worker is to evaluate alike.
         """
         self._require_unwritten()
-        try:
-            for fragment in self._fragments:
-                fragment.share()
-        finally:
-            self._written = _versions(parameters_of(self._inner))
+        if self._told.has_nothing_to_share:
+            self.adopt()
+            return
+        self._share(self._fragments)
         self._begin_rounds()
 
     def adopt(self) -> None:
         """Go on from the servers' values, as they are now; drop what local steps have changed."""
         for fragment in self._fragments:
             fragment.adopt()
+        self._told.drop_local_steps()
         self._begin_rounds()
         self._written = _versions(parameters_of(self._inner))
 
@@ -349,6 +424,20 @@ class LocalSteps(OwnSteps):
         """Adopt what the program has restored."""
         if any([fragment.is_behind() for fragment in self._fragments]):
             self.adopt()
+            self._take_kept_state(or_none=True)
+
+    @property
+    def _why_not_counted(self) -> str:
+        """Why a program with it cannot be started again in its midst; "" if it can."""
+        if self._seconds:
+            return "shares after so many seconds, at other steps when they are taken again"
+        if len(self._fragments) > 1:
+            return "shares its fragments one by one, so that steps count for some of them only"
+        return ""
+
+    @property
+    def _keeps_state(self) -> bool:
+        return self._keeps_every is not None
 
     def _require_unwritten(self) -> None:
         if _versions(parameters_of(self._inner)) != self._written:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from stratagem._checkpoints.alone import Held
 from stratagem._checkpoints.files import origins_in_checkpoint, state_of
 from stratagem._checkpoints.restoring import RestoreStatus, UnusedOfSeveral
 from stratagem._core.names import Origin
+from stratagem._core.protocols import LocalStepsTold
 from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients import OptimizerStep
 from stratagem._hosting.adoption import Adoption
@@ -23,6 +24,7 @@ from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._local.optimizers import LocalOptimizers
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.forgetting import chosen, drop
+from stratagem._parameter_server.inner_states import keys_of_worker, own_state
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import of_keys
 from stratagem._parameter_server.tables.tables import take_rows
@@ -199,7 +201,22 @@ class AloneHosting(HomeHosting):
         shared = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
         hosted.variable.follow(shared)
         self.parameters.add(shared, hosted.variable, ())
+        self._brought[id(shared)] = shared._version
         return shared
+
+    @property
+    def local_steps(self) -> LocalStepsTold:
+        """What is told of local steps."""
+        return self.folders
+
+    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
+        return [own_state(one, 0) for one in self.slots(optimizer, _variables_of(shapes))]
+
+    def keep_state(self, optimizer: str, states: Mapping[nn.Parameter, Slots]) -> None:
+        variables = _variables_of(states)
+        present = self.slots(optimizer, variables)
+        for variable, slots, state in zip(variables, present, states.values(), strict=True):
+            self.set_slots(optimizer, {variable: {**slots, **keys_of_worker(state, 0)}})
 
     def bring(self, shared: Sequence[nn.Parameter]) -> None:
         self._brought |= {id(one): one._version for one in shared}
@@ -215,6 +232,11 @@ class AloneHosting(HomeHosting):
 
     def name_optimizer(self, class_name: str, consistency: Consistency | None = None) -> str:
         return super().name_optimizer(class_name)
+
+
+def _variables_of(shared: Iterable[nn.Parameter]) -> list[Variable]:
+    found = map(hosted_parameter, shared)
+    return [one.variable for one in found if one is not None]
 
 
 class LocalExtended(CentralStorageExtended):

@@ -172,7 +172,7 @@ class TrainingCluster:
         self, path: str | os.PathLike[str], begin: Callable[[], object] | None
     ) -> Resumption:
         """Begin or join a run; see `ParameterServerStrategy.resume`."""
-        self._hosting.require_all_known()
+        self._hosting.require_countable(resumes=True)
         self._checkpoints.require_first(bool(self._hosting.drop_writes()))
 
         def prepare() -> None:
@@ -194,6 +194,7 @@ class TrainingCluster:
     def _finish(self, path: str | os.PathLike[str], extra: Mapping[str, Any], keep: int) -> None:
         counter = self._checkpoints.counter
         counter.require_outside("finish()")
+        counter.require_shared("finish()")
         if counter.ended:
             return
         self.barrier("stratagem/finish", 0, None)
@@ -204,6 +205,7 @@ class TrainingCluster:
 
     def steps(self, stop: int, start: int | None) -> Iterator[int]:
         """Count the steps of the program; see `ParameterServerStrategy.steps`."""
+        self._hosting.require_countable(resumes=False)
         return self._checkpoints.counter.steps(stop, start)
 
     @contextmanager

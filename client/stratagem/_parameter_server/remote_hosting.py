@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 from stratagem._cluster.tasks import Membership
+from stratagem._core.protocols import LocalStepsTold
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting, MadeElsewhere, Slots
-from stratagem._hosting.local_steps import OwnSteps
+from stratagem._hosting.local_steps import LocalSteps, OwnSteps
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.creation import RemoteVariables, placed_parameter
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.inner_states import InnerStates
 from stratagem._parameter_server.loaded_values import (
     IN_FUNCTION,
     IN_REPLICA,
@@ -134,8 +136,9 @@ class RemoteHosting(Hosting):
         self.threads = TrainingThreads()
         # Copies that lone steps leave as they were, though other workers may train them.
         self._untouched: list[RemoteVariable] = []
-        # Whether workers train some variables by themselves, and some that servers hear of later.
-        self._lends = self._lends_unknown = False
+        # Whether workers train some variables by themselves.
+        self._lends = False
+        self._inner_states = InnerStates(store, membership)
         self.seen = 0
         self.outdated = False
         self.forgotten: list[int] = []
@@ -368,17 +371,18 @@ class RemoteHosting(Hosting):
         self, parameters: Sequence[nn.Parameter], what: str, is_kept: bool = False
     ) -> list[nn.Parameter]:
         self._require_one_replica(what)
-        _require_all_known(self.checkpoints.counter.is_resumed and not is_kept)
+        counter = self.checkpoints.counter
+        if counter.is_resumed and not is_kept:
+            raise FailedPreconditionError(
+                f"{what} is made after resume(), which could not give it what it had in the run; "
+                "make the model and its optimizers first"
+            )
         found = [hosted_parameter(one) for one in parameters]
         require_no_table(one.variable for one in found if one is not None)
         # What the program has loaded goes to the servers while it is theirs.
         self.refresh_parameters()
-        self._lends, self._lends_unknown = True, self._lends_unknown or not is_kept
+        self._lends, counter.has_local = True, counter.has_local or not is_kept
         return [self._lent(one) for one in found if one is not None]
-
-    def require_all_known(self) -> None:
-        """Raise FailedPreconditionError if optimizers take steps that servers do not know of."""
-        _require_all_known(self._lends_unknown)
 
     def own_steps(self) -> list[OwnSteps]:
         """Return the optimizers whose steps each worker takes by itself."""
@@ -412,6 +416,30 @@ class RemoteHosting(Hosting):
         """Let others go on that all-reduce with this worker, which ends."""
         for optimizer in self.own_steps():
             optimizer._part()
+
+    def require_countable(self, resumes: bool) -> None:
+        """Check that steps can be counted so that each counts once when they are taken again.
+
+        Args:
+            resumes: Whether optimizers are to go on with their state, too.
+
+        Raises:
+            FailedPreconditionError: Local steps cannot.
+        """
+        require_countable(
+            [one for one in self.optimizers_in_use if isinstance(one, LocalSteps)], resumes
+        )
+
+    @property
+    def local_steps(self) -> LocalStepsTold:
+        """What is told of local steps."""
+        return self.checkpoints.counter
+
+    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
+        return self._inner_states.read(optimizer, _by_variable(shapes))
+
+    def keep_state(self, optimizer: str, states: Mapping[nn.Parameter, Slots]) -> None:
+        self._inner_states.write(optimizer, _by_variable(states))
 
     def _lent(self, hosted: HostedParameter) -> nn.Parameter:
         self.parameters.remove(hosted)
@@ -496,10 +524,26 @@ class _Function(AbstractContextManager[None]):
         self._hosting.end_function(failed=kind is not None)
 
 
-def _require_all_known(goes_wrong: bool) -> None:
-    if goes_wrong:
+def _by_variable(states: Mapping[nn.Parameter, Slots]) -> dict[Variable, Slots]:
+    found = [(hosted_parameter(one), state) for one, state in states.items()]
+    return {hosted.variable: state for hosted, state in found if hosted is not None}
+
+
+def require_countable(optimizers: Sequence[LocalSteps], resumes: bool) -> None:
+    """As `RemoteHosting.require_countable`, of some optimizers."""
+    why = [one._why_not_counted for one in optimizers if one._why_not_counted]
+    if len(optimizers) > 1:
+        why.append("is there more than once, each with shares of its own")
+    if why:
         raise FailedPreconditionError(
-            "LocalSteps takes steps that servers do not know of before the next share, so that a "
-            "program that resumes would leave them out; take a DistributedOptimizer, or restore() "
-            "in place of resume() and go on without the steps since the last share"
+            f"LocalSteps {why[0]}: a program that counts its steps by strategy.steps() and is "
+            "started again would take some twice or leave them out. Take one LocalSteps with "
+            "`every` and a single fragment; or count by range(), and begin it with the `extra` of "
+            "strategy.restore()"
+        )
+    if resumes and not all(one._keeps_state for one in optimizers):
+        raise FailedPreconditionError(
+            "LocalSteps keeps nothing of its optimizer's state on the servers, so that who is "
+            "started again would go on without it; give it keep_state=1, or a larger number to "
+            "send less, and a state that is some shares old"
         )

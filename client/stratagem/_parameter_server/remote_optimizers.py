@@ -24,6 +24,7 @@ from stratagem._parameter_server.hosting.gradients import (
 from stratagem._parameter_server.hosting.push import Push, RowsBehind, Update
 from stratagem._parameter_server.hosting.steps import Staged, StepPermit
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.inner_states import is_of_worker
 from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.variable import (
     RemoteVariable,
@@ -205,7 +206,9 @@ def _existing(
         names = {variable.name for variable in group}
         specs = [info.spec for info in listings[server].variables if info.spec.slot_of in names]
         existing[server] = [
-            spec for spec in specs if spec.name.startswith(_prefix(spec, optimizer))
+            spec
+            for spec in specs
+            if spec.name.startswith(_prefix(spec, optimizer)) and not is_of_worker(spec.name)
         ]
     return {server: specs for server, specs in existing.items() if specs}
 

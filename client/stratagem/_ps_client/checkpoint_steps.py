@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from stratagem._core.contexts import get_replica_context, has_strategy
 from stratagem._core.scalars import Scalars
 from stratagem._ps_client.names import is_running
+from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.session_pb2 import CountedStep
 from stratagem_proto.v1.session_pb2 import StepPace as StepPaceMessage
 
@@ -99,6 +100,13 @@ class FinishedStep(NamedTuple):
     report: bytes
 
 
+ONLY_SHARES = (
+    "what a step changes besides would be changed again when the program goes on from the last "
+    "share, as steps since then are taken again. Change it outside of the loop over "
+    "strategy.steps(), count by range(), or take DistributedOptimizers"
+)
+
+
 class ProgramStep:
     """A step as the program counts them, while it takes it. Thread-safe.
 
@@ -108,13 +116,14 @@ class ProgramStep:
 
     Attributes:
         has_trained: Whether it has changed variables.
+        is_local: Whether it has local steps that were not shared, and changes nothing until then.
     """
 
     def __init__(self, number: int, report: bytes) -> None:
         self._number, self._report = number, report
         self._ordinals: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self.has_trained = False
+        self.has_trained = self.is_local = False
 
     def key(self, server: str, is_applied_once: bool) -> CountedStep:
         """Say that the next request to a server is a part of it.
@@ -260,6 +269,11 @@ class CheckpointSteps:
         step = self._own.program_step if self._own.step else self.program_step
         if request.method in _TRAINING:
             self.has_trained = True
+            if step is not None and step.is_local:
+                raise FailedPreconditionError(
+                    "the program has changed a variable in a step of strategy.steps() with local "
+                    f"steps that were not shared: {ONLY_SHARES}"
+                )
             if step is not None:
                 step.has_trained = True
         return step.key(server, request.is_applied_once) if step is not None else None

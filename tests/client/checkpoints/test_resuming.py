@@ -217,20 +217,6 @@ def uncounted(strategy: ParameterServerStrategy, folder: Path) -> None:
     strategy.run(program.step)
 
 
-def with_local_steps(strategy: ParameterServerStrategy, folder: Path) -> None:
-    with strategy.scope():
-        model = torch.nn.Linear(1, 1)
-    stratagem.LocalSteps(torch.optim.SGD(model.parameters(), lr=1.0), every=2)
-    strategy.resume(folder)
-
-
-def local_steps_behind(strategy: ParameterServerStrategy, folder: Path) -> None:
-    with strategy.scope():
-        model = torch.nn.Linear(1, 1)
-    strategy.resume(folder)
-    stratagem.LocalSteps(torch.optim.SGD(model.parameters(), lr=1.0), every=2)
-
-
 def finished_inside(strategy: ParameterServerStrategy, folder: Path) -> None:
     Program(strategy)
     run = strategy.resume(folder)
@@ -246,8 +232,6 @@ def finished_inside(strategy: ParameterServerStrategy, folder: Path) -> None:
         (twice, "trained, or set values before resume"),
         (uncounted, "steps outside of a loop over strategy.steps"),
         (finished_inside, "within a loop over strategy.steps"),
-        (with_local_steps, "steps that servers do not know of"),
-        (local_steps_behind, "steps that servers do not know of"),
     ],
 )
 def test_a_program_that_would_go_wrong_when_it_is_started_again_is_refused(

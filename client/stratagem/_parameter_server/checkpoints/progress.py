@@ -15,15 +15,17 @@ from typing import Any
 from stratagem._checkpoints.series import (
     ENDED,
     STEPS,
+    UNSHARED,
     Stateful,
     require_registrable,
     states_as_json,
 )
 from stratagem._cluster.tasks import Membership
+from stratagem._core.protocols import LocalStepsTold
 from stratagem._parameter_server.checkpoints.restoring import ask_all, half_restored
 from stratagem._parameter_server.hosting.push import PullMode
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._ps_client.checkpoint_steps import ProgramStep
+from stratagem._ps_client.checkpoint_steps import ONLY_SHARES, ProgramStep
 from stratagem._ps_client.requests.coordination import describe
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -40,6 +42,13 @@ COUNTS_OR_COORDINATES = (
 )
 
 
+_OUTSIDE = (
+    "{} steps outside of a loop over strategy.steps(), and the program has called resume(): once "
+    "it is started again, nobody would know of this step, and it would be taken again. Loop over "
+    "strategy.steps() wherever an optimizer steps"
+)
+
+
 class WorkerStates:
     """The states that this worker reports, after each of its steps and runs."""
 
@@ -50,6 +59,9 @@ class WorkerStates:
         self._deferred: dict[str, Any] = {}
         # Why nobody knows them, if this process has taken the place of one that counted no steps.
         self.lost = ""
+        # Whether this worker has taken steps by itself that servers do not know of, and whether
+        # they are being shared. Until then the states are those of the last share.
+        self.unshared = self.is_sharing = False
         # As of the last two synchronous steps, or the last two runs.
         self._states: Sequence[WorkerState] = ()
 
@@ -98,7 +110,7 @@ class WorkerStates:
 
     def load(self, states: Mapping[str, Any]) -> None:
         """Go on from states by name; what is registered later does so, too."""
-        self._deferred = dict(states)
+        self._deferred, self.unshared = dict(states), False
         for name in self._registered.keys() & self._deferred.keys():
             self._registered[name].load_state_dict(self._deferred.pop(name))
         if self._registered:
@@ -111,7 +123,7 @@ class WorkerStates:
 
     def ran(self) -> None:
         """Report the states after a step or a run, which is still a part of it."""
-        if not self._registered:
+        if not self._registered or (self.unshared and not self.is_sharing):
             return
         now, before = self._now(self._registered), self._states
         is_same_step = bool(before) and before[-1].contributed == now.contributed
@@ -155,7 +167,7 @@ class WorkerStates:
         self._store.servers.steps.keep(report.SerializeToString())
 
 
-class StepCounter:
+class StepCounter(LocalStepsTold):
     """Counts the steps of a program, in all processes that run it one after the other.
 
     Servers know of each task which step it has begun last, and what of it they have applied. A
@@ -167,12 +179,20 @@ class StepCounter:
         is_known: Whether that is its place in the run: the program counts, or can go on with it.
         is_resumed: Whether the program has called `resume`, and so has to count all of its steps.
         ended: Whether the run is over.
+        has_local: Whether the program takes local steps. Servers know those up to a share as one
+            step, with the number of the first of them.
     """
 
     def __init__(self, membership: Membership, store: RemoteStore, states: WorkerStates) -> None:
         self._membership, self._store, self._states = membership, store, states
         self.position = 0
-        self.is_known = self.is_resumed = self.ended = False
+        self.is_known = self.is_resumed = self.ended = self.has_local = False
+        # The local steps since the last share, or those before it until the next step begins; how
+        # many steps were taken before them; whether one was taken in this step of the program; and
+        # the number of the last of those that a former process may have shared.
+        self._interval: ProgramStep | None = None
+        self._before_interval = self._repeated = 0
+        self._took_local = False
         # The steps of all loops before the present one, or the next one.
         self._base = 0
         self._is_inside = False
@@ -184,12 +204,14 @@ class StepCounter:
     # What checkpoints have of it.
 
     def state_dict(self) -> int:
-        """Return the position."""
-        return self.position
+        """Return the position; local steps count once they are shared."""
+        is_open = self._states.unshared and not self._states.is_sharing
+        return self._before_interval if is_open else self.position
 
     def load_state_dict(self, position: int) -> None:
         """Go on from the position of a checkpoint."""
         self.position, self.is_known = position, True
+        self._interval, self._states.unshared = None, False
 
     def require_positions(self, workers: Mapping[str, Any]) -> None:
         """Check that the program can go back to the positions of a checkpoint.
@@ -249,6 +271,7 @@ class StepCounter:
         if not latest.number:
             return False  # it counted none when the checkpoint was saved
         self.position, self.is_known = latest.number - 1, True
+        self._repeated = numbers[-1]
         self._counted = dict(state.contributed)
         self._contributed_before = {
             group: completed - self._counted.get(group, 0)
@@ -330,13 +353,21 @@ class StepCounter:
 
     def _begin(self, number: int) -> None:
         steps = self._store.servers.steps
-        report = self._states.at_beginning(self._counted)
+        self._took_local = False
+        if self._interval is None or not self._states.unshared:
+            report = self._states.at_beginning(self._counted)
+            self._interval, self._before_interval = ProgramStep(number, report), number - 1
         self.position = number
-        steps.program_step = ProgramStep(number, report)
-        self._states.begun()
+        steps.program_step = self._interval
+        if not self.has_local:
+            self._states.begun()
 
     def _end(self) -> None:
         self._store.servers.steps.program_step = None
+        if not self._states.unshared:
+            self._note_contributions()
+
+    def _note_contributions(self) -> None:
         for group, contributions in self._contributed_before.items():
             self._counted[group] = self._counted.get(group, 0) + contributions
         self._contributed_before = {}
@@ -344,9 +375,10 @@ class StepCounter:
     def _leave_step(self) -> None:
         """Note that the loop was left in a step, which nobody has taken if it changed nothing."""
         step = self._store.servers.steps.program_step
-        if step is not None and not step.has_trained:
+        if step is not None and not step.has_trained and not self._took_local:
             self.position -= 1
-            self._states.begun()
+            if not self.has_local:
+                self._states.begun()
 
     @contextmanager
     def left(self) -> Iterator[None]:
@@ -370,11 +402,7 @@ class StepCounter:
         """
         step = self._store.servers.steps.program_step
         if self.is_resumed and step is None:
-            raise FailedPreconditionError(
-                f"{optimizer} steps outside of a loop over strategy.steps(), and the program has "
-                "called resume(): once it is started again, nobody would know of this step, and it "
-                "would be taken again. Loop over strategy.steps() wherever an optimizer steps"
-            )
+            raise FailedPreconditionError(_OUTSIDE.format(optimizer))
         left = self._contributed_before.get(optimizer, 0)
         if not left or step is None:
             return False
@@ -382,6 +410,60 @@ class StepCounter:
         self._contributed_before[optimizer] = left - 1
         self._counted[optimizer] = self._counted.get(optimizer, 0) + 1
         return True
+
+    # Local steps.
+
+    def require_shared(self, what: str) -> None:
+        """Raise FailedPreconditionError if `what` would leave local steps out."""
+        if self._states.unshared:
+            raise FailedPreconditionError(UNSHARED.format(what))
+
+    def begin_local_step(self) -> None:
+        """Note that this worker steps by itself."""
+        step = self._store.servers.steps.program_step
+        if self.is_resumed and step is None:
+            raise FailedPreconditionError(_OUTSIDE.format("LocalSteps"))
+        if step is not None:
+            if step.has_trained and not self._states.unshared:
+                raise FailedPreconditionError(
+                    "LocalSteps steps in a step of strategy.steps() that has changed variables "
+                    f"before: {ONLY_SHARES}"
+                )
+            step.is_local = True
+        self._states.unshared = self._took_local = True
+
+    @contextmanager
+    def sharing(self) -> Iterator[bool]:
+        """Let what follows be the share of the local steps until now, for checkpoints one step.
+
+        Yields whether a former process may have shared them already, which then counts.
+        """
+        steps, states, step = self._store.servers.steps, self._states, self._interval
+        present, states.is_sharing = steps.program_step, True
+        steps.program_step = step
+        if step is not None:
+            step.is_local = False
+        try:
+            with steps.step_scope():
+                yield step is not None and self._before_interval < self._repeated
+                states.unshared = False
+                self._note_contributions()
+                states.ran()
+        finally:
+            steps.program_step, states.is_sharing = present, False
+            if step is not None:
+                step.is_local = states.unshared
+
+    @property
+    def has_nothing_to_share(self) -> bool:
+        """Whether the program counts its steps, and has taken none since it was started."""
+        return self.is_known and self._interval is None
+
+    def drop_local_steps(self) -> None:
+        """Note that what was stepped since the last share does not count."""
+        self._states.unshared = False
+        if self._interval is not None:
+            self._interval.is_local = False
 
 
 def _last_state(position: TaskPosition) -> WorkerState:
