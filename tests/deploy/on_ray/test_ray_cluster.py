@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from safetensors.torch import load_file
 
 import stratagem
-from examples import movielens
+from examples import movielens, resuming
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import RayCluster
@@ -27,6 +29,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from tests.waiting import eventually
 
@@ -242,3 +245,37 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(stratagem.UnavailableError) as raised:
         RayCluster(restore=broken).__enter__()
     assert "ps:0 ended before it served" in str(raised.value)
+
+
+def trained(folder: Path, deaths: int) -> resuming.Result:
+    """What the program to copy says at its end, some of whose workers die, and all tasks at last."""
+    options = resuming.Options(epochs=6, save_every=2, ratings=16_000)
+    checkpoints, chance = folder / "checkpoints", random.Random(deaths)
+
+    def progress() -> str:
+        return (checkpoints / "latest").read_text() if (checkpoints / "latest").exists() else ""
+
+    with (
+        suppress(AbortedError, UnavailableError),
+        RayCluster(ps=2, workers=2, restore=checkpoints, restarts=100) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        ran = pool.submit(cluster.run, resuming.train, folder, options)
+        for _ in range(deaths):
+            before = progress()
+            eventually(lambda: ran.done() or progress() != before, seconds=240)  # noqa: B023
+            if ran.done():
+                break
+            with suppress(FailedPreconditionError):  # it is being started again
+                cluster.kill("worker", chance.randrange(2))
+        if not deaths:
+            return ran.result()[0]
+        cluster.__exit__(None, None, None)
+    with RayCluster(ps=2, workers=2, restore=checkpoints) as cluster:
+        return cluster.run(resuming.train, folder, options)[0]
+
+
+def test_the_program_to_copy_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    for name in ("quiet", "killed"):
+        (tmp_path / name).mkdir()
+    assert trained(tmp_path / "killed", 6) == trained(tmp_path / "quiet", 0)
