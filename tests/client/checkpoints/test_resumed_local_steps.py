@@ -177,7 +177,7 @@ def test_workers_go_on_with_their_own_states_and_a_further_one_begins_with_none(
 ) -> None:
     def program(
         strategy: ParameterServerStrategy, worker: int, restores: bool
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[int, Any]:
         program = Program(strategy, worker=worker)
         if restores:
             strategy.restore(tmp_path)
@@ -202,7 +202,7 @@ def test_workers_go_on_with_their_own_states_and_a_further_one_begins_with_none(
 
 def test_parameters_in_parts_have_their_state_in_parts(tmp_path: Path) -> None:
     def found(servers: int) -> Values:
-        settings = {"variable_partitioner": FixedShardsPartitioner(2)}
+        settings: dict[str, Any] = {"variable_partitioner": FixedShardsPartitioner(2)}
         with running(servers) as cluster:
             return trained(cluster, tmp_path, EVERY, **settings)
 
