@@ -510,6 +510,12 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
         """Refuse: `extended` belongs to one strategy. Spec: CTX-37."""
         raise ContextError("Must only deepcopy a Strategy; use copy.deepcopy")
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"a {type(self).__name__} cannot be pickled, since it belongs to this process; make "
+            "one in each process, from its cluster resolver"
+        )
+
 
 # The stack of contexts is below strategies and knows no more than that they are there.
 get_strategy: Callable[[], Strategy] = cast("Callable[[], Strategy]", contexts.get_strategy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,11 @@ def test_a_deep_copy_has_an_extended_of_its_own() -> None:
 def test_a_shallow_copy_is_refused(strategy: stratagem.Strategy) -> None:
     with pytest.raises(RuntimeError, match="Must only deepcopy"):
         copy.copy(strategy)
+
+
+def test_a_pickled_strategy_is_refused(strategy: stratagem.Strategy) -> None:
+    with pytest.raises(stratagem.InvalidTypeError, match=r"cannot be pickled.* in each process"):
+        pickle.dumps(strategy)
 
 
 @pytest.mark.spec("STR-11")
