@@ -248,7 +248,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def trained(folder: Path, deaths: int) -> resuming.Result:
-    """What the program to copy says at its end, some of whose workers die, and all tasks at last."""
+    """What the program to copy says at its end, where workers die, and all tasks at last."""
     options = resuming.Options(epochs=6, save_every=2, ratings=16_000)
     checkpoints, chance = folder / "checkpoints", random.Random(deaths)
 
