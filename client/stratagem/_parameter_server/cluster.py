@@ -132,8 +132,9 @@ class TrainingCluster:
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return what holds workers together, by optimizer."""
         self._store.contributions.settle()
+        before = self._store.step_tracker.committed_before
         groups = self._store.ask_first(describe())
-        return {group.group: report_of(group) for group in groups}
+        return {group.group: report_of(group, before(group.group)) for group in groups}
 
     # Checkpoints.
 

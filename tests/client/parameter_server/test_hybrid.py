@@ -279,7 +279,7 @@ class Counts(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
             parameter += (parameter.grad != 0).float()
 
@@ -297,6 +297,7 @@ def test_a_run_that_resumes_counts_each_gradient_once(tmp_path: Path) -> None:
 
         def replica_step(number: int) -> None:
             optimizer.zero_grad()
+            assert isinstance(model.seen, nn.Parameter)
             model.seen[2 * number + worker].backward()
             optimizer.step()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -144,6 +145,24 @@ def test_a_worker_that_is_started_again_finishes_its_step(clip_norm: float | Non
             assert first.values() == two
 
     vanishings(check, clip_norm=clip_norm)
+
+
+def test_what_only_a_worker_that_ended_has_committed_is_not_taken_for_the_next_step() -> None:
+    three = after(3)
+    with running(num_servers=2, num_workers=2) as cluster, ExitStack() as stack:
+        first, second = pairs(stack, cluster)
+        first.run()
+        second.run()
+        second.run()
+        second.strategy.close()
+        again = restarted(stack, cluster)
+        assert again.strategy.consistency_report()["SGD"].completed == 2
+        with ThreadPoolExecutor(1) as pool:
+            ran = pool.submit(again.run)
+            first.run()
+            first.run()
+            ran.result(60.0)
+        assert again.values() == first.values() == three
 
 
 def test_a_snapshot_has_a_step_on_all_servers_or_on_none() -> None:

@@ -269,10 +269,12 @@ def trained(folder: Path, deaths: int) -> resuming.Result:
             with suppress(FailedPreconditionError):  # it is being started again
                 cluster.kill("worker", chance.randrange(2))
         if not deaths:
-            return ran.result()[0]
+            quiet: resuming.Result = ran.result()[0]
+            return quiet
         cluster.__exit__(None, None, None)
     with RayCluster(ps=2, workers=2, restore=checkpoints) as cluster:
-        return cluster.run(resuming.train, folder, options)[0]
+        last: resuming.Result = cluster.run(resuming.train, folder, options)[0]
+        return last
 
 
 def test_the_program_to_copy_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -285,8 +285,10 @@ class StepCounter(LocalStepsTold):
         if not self._store.step_tracker.is_synchronous():
             return {}
         self._store.contributions.settle()
+        before = self._store.step_tracker.committed_before
         groups = self._store.ask_first(describe())
-        return {one.group: one.completed for one in groups if one.completed}
+        completed = {one.group: max(one.completed, before(one.group)) for one in groups}
+        return {name: step for name, step in completed.items() if step}
 
     def restored(self) -> None:
         """Note that this process has begun a run, with what checkpoints say of its position."""

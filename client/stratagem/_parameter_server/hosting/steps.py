@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,11 +47,14 @@ def decoded_consistency(message: pb.Consistency) -> Consistency:
     return KINDS[name_of(message)]._of(message)
 
 
-def report_of(group: pb.GroupConsistency) -> ConsistencyReport:
-    """Return what a server reports of a group, for users."""
+def report_of(group: pb.GroupConsistency, committed: int) -> ConsistencyReport:
+    """Return what a server reports of a group, for users.
+
+    `committed` is the last step to which the process that was this task before has committed.
+    """
     consistency = decoded_consistency(group.consistency)
     workers = {worker.task: _worker_report_of(worker) for worker in group.workers}
-    return ConsistencyReport(consistency, group.since, workers, group.completed)
+    return ConsistencyReport(consistency, group.since, workers, max(group.completed, committed))
 
 
 def _worker_report_of(worker: pb.WorkerClock) -> WorkerReport:
@@ -114,6 +117,7 @@ class StepTracker:
         self.worker = worker
         self.num_workers = num_workers
         self._steps: dict[str, _Steps] = {}
+        self._committed_before: Mapping[str, int] = {}
         self._inputs: list[InputDigest] = []
         self._has_reported = False
 
@@ -121,6 +125,26 @@ class StepTracker:
         """Take in an optimizer."""
         consistency = declared or self.declared
         self._steps[optimizer] = _Steps(encoded_consistency(consistency), consistency)
+        self._go_on(optimizer)
+
+    def go_on(self, committed: Mapping[str, int]) -> None:
+        """Go on behind the steps to which the process before has committed, by optimizer.
+
+        They may not be closed yet. Once they are, nobody could tell that a step that repeats one of
+        them is not the next one.
+        """
+        self._committed_before = committed
+        for name in self._steps:
+            self._go_on(name)
+
+    def _go_on(self, optimizer: str) -> None:
+        steps, before = self._steps[optimizer], self.committed_before(optimizer)
+        # What is read from now on comes after them, as after steps of this process.
+        steps.finished, steps.counted = max(steps.finished, before), max(steps.counted, before)
+
+    def committed_before(self, optimizer: str) -> int:
+        """Return the last synchronous step to which the process before has committed, or 0."""
+        return self._committed_before.get(optimizer, 0)
 
     def keep(self, optimizers: Collection[str]) -> None:
         """Forget all optimizers but these, once what is read comes after all of their steps."""
@@ -369,8 +393,7 @@ class Contributions:
         self._servers, self._step_tracker = servers, step_tracker
         self._peer_seconds = peer_seconds
         self.staged: Staged | None = None
-        # One server counts a contribution, or does not.
-        self.is_settled = step_tracker.worker is None or len(servers.used) == 1
+        self.is_settled = step_tracker.worker is None
         self._has_predecessor = not self.is_settled
         self._committing = threading.Lock()
 
@@ -417,14 +440,13 @@ class Contributions:
         for server in (*others, first):
             for name, step in newest.items():
                 if committed[server].get(name, 0) < step:
-                    self._adopt(server, StepMark(group=name, step=step))
-
-    def _adopt(self, server: int, mark: StepMark) -> None:
-        request = updates.commit(mark, self._peer_seconds, predecessors=True)
-        # A server that has lost it gets another contribution when the step is repeated.
-        with suppress(UnstagedContributionError):
-            self._servers.call(server, request)
-            finish(self._servers, mark)
+                    mark = StepMark(group=name, step=step)
+                    # Who has lost it gets another contribution when the step is repeated.
+                    with suppress(UnstagedContributionError):
+                        servers.call(server, updates.commit(mark, self._peer_seconds, True))
+                        finish(servers, mark)
+                        committed[server][name] = step
+        self._step_tracker.go_on(committed[first])
 
     def _end(self, staged: Staged) -> None:
         try:
