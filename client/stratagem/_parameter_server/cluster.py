@@ -132,8 +132,13 @@ class TrainingCluster:
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Return what holds workers together, by optimizer."""
         self._store.contributions.settle()
-        before = self._store.step_tracker.committed_before
+        step_tracker = self._store.step_tracker
+        if not self._checkpoints.counter.is_known:
+            # It takes the step after what it is told as its next one.
+            for name in step_tracker.optimizers:
+                step_tracker.go_on(name)
         groups = self._store.ask_first(describe())
+        before = step_tracker.committed_before
         return {group.group: report_of(group, before(group.group)) for group in groups}
 
     # Checkpoints.

@@ -372,6 +372,7 @@ class StepCounter(LocalStepsTold):
     def _note_contributions(self) -> None:
         for group, contributions in self._contributed_before.items():
             self._counted[group] = self._counted.get(group, 0) + contributions
+            self._store.step_tracker.go_on(group)
         self._contributed_before = {}
 
     def _leave_step(self) -> None:
@@ -410,6 +411,8 @@ class StepCounter(LocalStepsTold):
             return False
         step.has_trained = True
         self._contributed_before[optimizer] = left - 1
+        if left == 1:
+            self._store.step_tracker.go_on(optimizer)
         self._counted[optimizer] = self._counted.get(optimizer, 0) + 1
         return True
 

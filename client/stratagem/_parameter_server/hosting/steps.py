@@ -125,26 +125,28 @@ class StepTracker:
         """Take in an optimizer."""
         consistency = declared or self.declared
         self._steps[optimizer] = _Steps(encoded_consistency(consistency), consistency)
-        self._go_on(optimizer)
 
-    def go_on(self, committed: Mapping[str, int]) -> None:
-        """Go on behind the steps to which the process before has committed, by optimizer.
-
-        They may not be closed yet. Once they are, nobody could tell that a step that repeats one of
-        them is not the next one.
-        """
+    def note_committed(self, committed: Mapping[str, int]) -> None:
+        """Note the steps to which the process before has committed, by optimizer."""
         self._committed_before = committed
-        for name in self._steps:
-            self._go_on(name)
-
-    def _go_on(self, optimizer: str) -> None:
-        steps, before = self._steps[optimizer], self.committed_before(optimizer)
-        # What is read from now on comes after them, as after steps of this process.
-        steps.finished, steps.counted = max(steps.finished, before), max(steps.counted, before)
 
     def committed_before(self, optimizer: str) -> int:
-        """Return the last synchronous step to which the process before has committed, or 0."""
+        """Return the last synchronous step to which the process before has committed, or 0.
+
+        It may not be closed yet. Once it is, nobody could tell that a step that repeats it is not
+        the next one, so it is not to be contributed to again: see `go_on`.
+        """
         return self._committed_before.get(optimizer, 0)
+
+    def go_on(self, optimizer: str) -> None:
+        """Go on behind what the process before has committed, as if it was done by this one.
+
+        What is read from now on comes after it, so the program has to be that far: others may need
+        this worker before they complete the step.
+        """
+        if steps := self._steps.get(optimizer):
+            before = self.committed_before(optimizer)
+            steps.finished, steps.counted = max(steps.finished, before), max(steps.counted, before)
 
     def keep(self, optimizers: Collection[str]) -> None:
         """Forget all optimizers but these, once what is read comes after all of their steps."""
@@ -446,7 +448,7 @@ class Contributions:
                         servers.call(server, updates.commit(mark, self._peer_seconds, True))
                         finish(servers, mark)
                         committed[server][name] = step
-        self._step_tracker.go_on(committed[first])
+        self._step_tracker.note_committed(committed[first])
 
     def _end(self, staged: Staged) -> None:
         try:
