@@ -195,7 +195,7 @@ class StepCounter(LocalStepsTold):
         self._took_local = False
         # The steps of all loops before the present one, or the next one.
         self._base = 0
-        self._is_inside = False
+        self._is_inside = self._has_begun = False
         # By group: to how many synchronous steps the repeated step has contributed before, and the
         # last one that contains what this task has counted.
         self._contributed_before: dict[str, int] = {}
@@ -359,14 +359,16 @@ class StepCounter(LocalStepsTold):
         if self._interval is None or not self._states.unshared:
             report = self._states.at_beginning(self._counted)
             self._interval, self._before_interval = ProgramStep(number, report), number - 1
-        self.position = number
+        self.position, self._has_begun = number, True
         steps.program_step = self._interval
         if not self.has_local:
             self._states.begun()
 
     def _end(self) -> None:
         self._store.servers.steps.program_step = None
-        if not self._states.unshared:
+        # A loop of which no steps are left ends without one, before the step that is repeated.
+        has_begun, self._has_begun = self._has_begun, False
+        if has_begun and not self._states.unshared:
             self._note_contributions()
 
     def _note_contributions(self) -> None:
@@ -379,7 +381,7 @@ class StepCounter(LocalStepsTold):
         """Note that the loop was left in a step, which nobody has taken if it changed nothing."""
         step = self._store.servers.steps.program_step
         if step is not None and not step.has_trained and not self._took_local:
-            self.position -= 1
+            self.position, self._has_begun = self.position - 1, False
             if not self.has_local:
                 self._states.begun()
 
