@@ -56,8 +56,10 @@ def test_what_another_server_has_lost_does_not_count_on_the_first_one() -> None:
         tracker.add("SGD")
         contributions = Contributions(group, tracker, peer_seconds=10)
         part = staged(group)
-        # As after a pause that was longer than the lease.
-        servers[1]._state.rounds.session_ended(session_with(group, 1), "it went")
+        # As after a pause that was longer than the lease, while others needed the memory.
+        rounds = servers[1]._state.rounds
+        rounds.session_ended(session_with(group, 1), "it went")
+        rounds.reclaim()
         with pytest.raises(UnstagedContributionError, match="nothing staged"):
             contributions.commit(part)
         assert [server._state.rounds.closed("SGD") for server in servers] == [0, 0]
