@@ -179,9 +179,7 @@ class Rounds:
                 f"{task} has nothing staged for step {mark.step} of {mark.group!r}; "
                 "if its session had ended, what it had staged is gone: send it again"
             )
-        for worker in mine:
-            group.commit(mark.step, worker)
-        return group.close(mark.step) if group.is_complete(mark.step) else []
+        return group.commit(mark.step, mine)
 
     def commit_left(self, task: str, mark: StepMark) -> list[Part]:
         """Commit what an ended session of a task has staged; see `commit`.
@@ -196,8 +194,7 @@ class Rounds:
                 f"no earlier session of {task} has left anything staged for step {mark.step} of "
                 f"{mark.group!r}; repeat the step"
             )
-        group.commit(mark.step, worker)
-        return group.close(mark.step) if group.is_complete(mark.step) else []
+        return group.commit(mark.step, [worker])
 
     def committed(self) -> Iterator[tuple[str, int, int]]:
         """Yield the newest step to which each worker has committed, behind its group and number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,10 +151,12 @@ class StepGroup:
             lost = {worker: part.session_id for worker, part in parts.items() if part.committed}
             self.owed.setdefault(step, {}).update(lost)
 
-    def commit(self, step: int, worker: int) -> None:
-        """Have what a worker has staged for a step count."""
-        self.parts[step][worker].committed = True
-        self.owed.get(step, {}).pop(worker, None)
+    def commit(self, step: int, workers: Iterable[int]) -> list[Part]:
+        """Have what some workers have staged for a step count; see `Rounds.commit`."""
+        for worker in workers:
+            self.parts[step][worker].committed = True
+            self.owed.get(step, {}).pop(worker, None)
+        return self.close(step) if self.is_complete(step) else []
 
     def orphan_of(self, step: int, task: str) -> int | None:
         """Return the worker whose contribution to a step an ended session of a task has left."""
