@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.limits import ControlGroup
 from stratagem_deploy.processes.fork_server import start_forked
 from stratagem_deploy.processes.process import Process, Transcript, import_path, start_program
 from tests.waiting import eventually
@@ -57,8 +58,12 @@ def launch(*arguments: str, program: str = "stratagem_psserver") -> subprocess.P
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def _begun(command: list[str], files: int | None, transcript: Transcript) -> Process:
+def _begun(
+    command: list[str], files: int | None, groups: Sequence[ControlGroup], transcript: Transcript
+) -> Process:
     start = start_forked
+    for group in groups:
+        command, start = group.joined(command), start_program
     if files is not None:
         # The fork server may open more.
         command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
@@ -72,16 +77,17 @@ def serving(
     *arguments: str,
     module: str = "stratagem_psserver.__main__",
     files: int | None = None,
+    groups: Sequence[ControlGroup] = (),
 ) -> Iterator[ServerProcess]:
     """Runs the function `main` of a module, a server, until the end of the body.
 
-    It may open so many files.
+    It may open so many files, and use what control groups let it use.
     """
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", module, "--ready-file", str(ready), *arguments]
     lines: list[str] = []
-    process = _begun(command, files, Transcript(lines.append))
+    process = _begun(command, files, groups, Transcript(lines.append))
     try:
         eventually(lambda: ready.exists() or process.exit_code is not None)
         assert process.exit_code is None, "\n".join(lines)
