@@ -31,7 +31,7 @@ from stratagem_deploy.watching.rows import (
     wait_rows,
 )
 from stratagem_proto.v1.session_pb2 import ROLE_COORDINATOR, ROLE_SERVER
-from stratagem_proto.v1.status_pb2 import MethodStatus
+from stratagem_proto.v1.status_pb2 import MethodStatus, TableFilesStatus
 
 Measures: TypeAlias = Mapping[str, Mapping[str, float]]
 """Values of one moment: of each chart, those of its series by name."""
@@ -62,8 +62,25 @@ def measures(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -
             label: float(sum(one.bytes for one in store.totals)) for label, store in stores.items()
         },
     }
+    found |= _table_files(of_clients(answers), earlier)
     found |= _scalars(of_clients(answers))
     return {chart: _few_curves(series) for chart, series in found.items() if series}
+
+
+def _table_files(
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]
+) -> dict[str, Mapping[str, float]]:
+    """Return how many of 100 rows were found in memory since the earlier look, and disk in use."""
+    files = {one.label: one.table_files for one in answers if one.table_files is not None}
+    before = {one.label: one.table_files for one in earlier if one.table_files is not None}
+    hits = dict[str, float]()
+    for label, now in files.items():
+        was = before.get(label, TableFilesStatus())
+        found, missed = now.found_rows - was.found_rows, now.missed_rows - was.missed_rows
+        # A server that was started again counts from 0.
+        if found >= 0 <= missed and found + missed:
+            hits[label] = 100 * found / (found + missed)
+    return {"hits": hits, "disk": {label: float(now.file_bytes) for label, now in files.items()}}
 
 
 def _scalars(answers: Sequence[ServerAnswer]) -> dict[str, Mapping[str, float]]:

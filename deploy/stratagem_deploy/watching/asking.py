@@ -20,7 +20,12 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
 from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
-from stratagem_proto.v1.status_pb2 import GetStatusResponse, Histogram, MethodStatus
+from stratagem_proto.v1.status_pb2 import (
+    GetStatusResponse,
+    Histogram,
+    MethodStatus,
+    TableFilesStatus,
+)
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_rpc.asking import begin_status
 from stratagem_rpc.channel import open_channel
@@ -202,6 +207,13 @@ class ServerAnswer:
         if self.status is None or not self.status.parameter_server.HasField("replication"):
             return None
         return self.status.parameter_server.replication
+
+    @property
+    def table_files(self) -> TableFilesStatus | None:
+        """What it said of its tables in files; None if it has none, or did not answer."""
+        if self.status is None or not self.status.parameter_server.HasField("table_files"):
+            return None
+        return self.status.parameter_server.table_files
 
     @property
     def serves(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from math import ceil
+from math import ceil, log1p
 from statistics import median
 from typing import NamedTuple
 
@@ -31,7 +31,12 @@ from stratagem_deploy.watching.clients import (
 )
 from stratagem_deploy.watching.rows import replica_words, standing_word
 from stratagem_proto.v1.replication_pb2 import STANDING_BACKUP
-from stratagem_proto.v1.status_pb2 import CheckpointStatus, GetStatusResponse, LogStatus
+from stratagem_proto.v1.status_pb2 import (
+    CheckpointStatus,
+    GetStatusResponse,
+    LogStatus,
+    TableFilesStatus,
+)
 from stratagem_proto.v1.waits_pb2 import Waiter
 
 # Of a part of a checkpoint: any disk is faster, and smaller parts say nothing.
@@ -65,6 +70,12 @@ _BEARABLE_SHARE = 0.1
 # A backup applies what it has as fast as the primary; more is what it does not keep up with.
 _FAR_BEHIND = 1000
 
+# Of the disk of table files: any local one gives more reads a second, and fewer reads say nothing.
+_SLOW_READS_PER_SECOND, _ENOUGH_READS = 1000.0, 1000
+
+# Of lookups of rows that are found in memory; fewer lookups say nothing.
+_GOOD_HITS, _ENOUGH_LOOKUPS = 0.9, 10_000
+
 # A straggler takes so many times as long as the others. Of steps that differ by less than some
 # milliseconds, the scheduler of the system may make the difference.
 _STRAGGLER, _TELLING_SECONDS = 2.0, 0.005
@@ -94,6 +105,7 @@ def findings(answers: Sequence[ServerAnswer], patience: float) -> list[Finding]:
         *lost(called),
         *silent(called),
         *_full(answers),
+        *_table_files(answers),
         *_slow_disks(answers),
         *_slow_servers(called),
         *_slow_network(called),
@@ -343,6 +355,92 @@ def _full(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
                     f"raise {flag}, or use more servers",
                     culprits=(server,),
                 )
+
+
+def _table_files(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
+    """Yield the servers whose disks for tables fail, are full or slow, or are asked too often."""
+    for answer in answers:
+        if (files := answer.table_files) is not None:
+            server = answer.label
+            if files.failure:
+                yield Finding(
+                    f"{server} serves no tables any more: {files.failure}",
+                    "start it again with --table-folder on another disk: it goes on from its log, "
+                    "its backup or a checkpoint",
+                    stalls=True,
+                    culprits=(server,),
+                )
+                continue
+            yield from _slow_table_disk(server, files)
+            yield from _small_table_budget(server, files)
+
+
+def _slow_table_disk(server: str, files: TableFilesStatus) -> Iterator[Finding]:
+    if files.file_bytes and files.free_bytes < (1 - _NEARLY_FULL) * files.file_bytes:
+        yield Finding(
+            f"the disk of the tables of {server}, {files.folder}, has {amount(files.free_bytes)} "
+            f"left, and its files have {amount(files.file_bytes)}",
+            "make room there, use more servers, or give another --table-folder",
+            culprits=(server,),
+        )
+    rate = files.reads / files.read_seconds if files.read_seconds else 0.0
+    if files.reads >= _ENOUGH_READS and 0 < rate < _SLOW_READS_PER_SECOND:
+        yield Finding(
+            f"the disk of the tables of {server}, {files.folder}, gave {rate:.0f} reads a second "
+            f"where {files.reads} were waited for",
+            "the disk is slow: give --table-folder a folder on a local solid-state disk, or raise "
+            "--table-bytes",
+            culprits=(server,),
+        )
+
+
+def _small_table_budget(server: str, files: TableFilesStatus) -> Iterator[Finding]:
+    asked = files.found_rows + files.missed_rows
+    if asked < _ENOUGH_LOOKUPS or files.row_bytes <= files.resident.limit:
+        return
+    if (hits := files.found_rows / asked) < _GOOD_HITS:
+        wanted = _budget_for(_GOOD_HITS, hits, files)
+        yield Finding(
+            f"{server} found {hits:.0%} of the rows of its tables in memory: it has "
+            f"{amount(files.resident.limit)} for {amount(files.row_bytes)} of rows (--table-bytes)",
+            f"for about {_GOOD_HITS:.0%} give --table-bytes {wanted}, or use more servers; "
+            "strategy.lookahead has rows read while workers compute",
+            culprits=(server,),
+        )
+
+
+def _budget_for(wanted: float, hits: float, files: TableFilesStatus) -> int:
+    """Return the --table-bytes with which a part of the lookups is found in memory.
+
+    The frequency of rows is taken for a power law, whose exponent is the one with which those that
+    are in memory, the most frequent ones, get the part that is found now.
+
+    Args:
+        wanted: That part.
+        hits: The part that is found now.
+        files: What the server says.
+    """
+    rows, row_bytes = files.rows, files.row_bytes / files.rows
+    kept = min(max(1.0, files.resident.used / row_bytes), rows)
+
+    def share(count: float, exponent: float) -> float:
+        """Return the part of all lookups that is for the most frequent rows."""
+        power = 1 - exponent
+        if abs(power) < 1e-6:
+            return log1p(count) / log1p(rows)
+        return ((count + 1) ** power - 1) / ((rows + 1) ** power - 1)
+
+    exponent = _where(lambda each: share(kept, each) >= hits, 0.0, 3.0)
+    needed = _where(lambda count: share(count, exponent) >= wanted, kept, float(rows))
+    return ceil(needed * row_bytes)
+
+
+def _where(is_so: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where something becomes so between two numbers; `high` if nowhere."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_so(middle) else (middle, high)
+    return high
 
 
 def _slow_servers(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:

@@ -226,10 +226,18 @@ def _of_parameter_server(server: ParameterServerStatus) -> tuple[str, str]:
 
 
 def _of_table_files(files: TableFilesStatus) -> str:
-    """Return how much of the tables is in memory, and how often that was enough, in words."""
-    asked = files.found_rows + files.missed_rows
-    hits = f", {files.found_rows / asked:.1%} of rows found there" if asked else ""
-    return f"{amount(files.resident.used)} of {amount(files.file_bytes)} of tables in memory{hits}"
+    """Return how much of the tables is in memory, and what the disk does, in words."""
+    if files.failure:
+        return f"its disk of tables has failed: {files.failure}"
+    there = f"{amount(files.resident.used)} of {amount(files.row_bytes)} of tables in memory"
+    words = [there, f"{amount(files.file_bytes)} on disk"]
+    if asked := files.found_rows + files.missed_rows:
+        words.append(f"{files.found_rows / asked:.1%} of rows found in memory")
+    if files.lookups:
+        words.append(f"{files.missed_rows / files.lookups:.1f} rows read a lookup")
+    if files.changed_bytes:
+        words.append(f"write amplification {files.written_bytes / files.changed_bytes:.1f}")
+    return ", ".join(words)
 
 
 def _of_worker_server(server: WorkerServerStatus) -> tuple[str, str]:

@@ -173,7 +173,7 @@ class ParameterServerStatus(_message.Message):
     def __init__(self, totals: _Optional[_Iterable[_Union[VariableTotal, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[VariableStatus, _Mapping]]] = ..., staged: _Optional[_Union[Budget, _Mapping]] = ..., room: _Optional[_Union[Budget, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_consistency_pb2.GroupConsistency, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., recorded_closures: _Optional[int] = ..., recorded_closure_bytes: _Optional[int] = ..., waiters: _Optional[_Iterable[_Union[_waits_pb2.Waiter, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., replication: _Optional[_Union[_replication_pb2.ReplicationStatus, _Mapping]] = ..., incumbent: _Optional[_Union[_succession_pb2.Incumbent, _Mapping]] = ..., publication: _Optional[_Union[PublicationStatus, _Mapping]] = ..., table_files: _Optional[_Union[TableFilesStatus, _Mapping]] = ...) -> None: ...
 
 class TableFilesStatus(_message.Message):
-    __slots__ = ("resident", "file_bytes", "found_rows", "missed_rows", "reads", "read_bytes", "evicted_bytes")
+    __slots__ = ("resident", "file_bytes", "found_rows", "missed_rows", "reads", "read_bytes", "evicted_bytes", "changed_bytes", "written_bytes", "lookups", "rows", "row_bytes", "read_seconds", "folder", "free_bytes", "failure")
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FOUND_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,15 @@ class TableFilesStatus(_message.Message):
     READS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     resident: Budget
     file_bytes: int
     found_rows: int
@@ -188,7 +197,16 @@ class TableFilesStatus(_message.Message):
     reads: int
     read_bytes: int
     evicted_bytes: int
-    def __init__(self, resident: _Optional[_Union[Budget, _Mapping]] = ..., file_bytes: _Optional[int] = ..., found_rows: _Optional[int] = ..., missed_rows: _Optional[int] = ..., reads: _Optional[int] = ..., read_bytes: _Optional[int] = ..., evicted_bytes: _Optional[int] = ...) -> None: ...
+    changed_bytes: int
+    written_bytes: int
+    lookups: int
+    rows: int
+    row_bytes: int
+    read_seconds: float
+    folder: str
+    free_bytes: int
+    failure: str
+    def __init__(self, resident: _Optional[_Union[Budget, _Mapping]] = ..., file_bytes: _Optional[int] = ..., found_rows: _Optional[int] = ..., missed_rows: _Optional[int] = ..., reads: _Optional[int] = ..., read_bytes: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., changed_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., lookups: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., read_seconds: _Optional[float] = ..., folder: _Optional[str] = ..., free_bytes: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class PublicationStatus(_message.Message):
     __slots__ = ("version", "age_seconds", "increments", "kept", "streams")

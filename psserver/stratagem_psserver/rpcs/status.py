@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from shutil import disk_usage
 
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
@@ -41,7 +42,7 @@ class ParameterServerFacts:
         if (log := state.changes.log) and (report := log.report()):
             mine.log.CopyFrom(report)
         if (disk := state.store.disk) is not None:
-            mine.table_files.CopyFrom(_table_files(disk))
+            mine.table_files.CopyFrom(_table_files(disk, list(state.store.variables())))
         if state.succession.incumbent.number:
             mine.incumbent.CopyFrom(state.succession.incumbent)
         if (published := state.publication.report()) is not None:
@@ -85,8 +86,9 @@ class ParameterServerFacts:
         mine.totals.extend(totals[kind] for kind in sorted(totals))
 
 
-def _table_files(disk: TableDisk) -> pb.TableFilesStatus:
+def _table_files(disk: TableDisk, variables: Sequence[Variable]) -> pb.TableFilesStatus:
     counts = disk.counts
+    tables = [each.arena.table for each in variables if each.arena and _is_table(each)]
     return pb.TableFilesStatus(
         resident=pb.Budget(used=disk.resident_bytes, limit=disk.budget),
         file_bytes=disk.file_bytes,
@@ -95,7 +97,16 @@ def _table_files(disk: TableDisk) -> pb.TableFilesStatus:
         reads=counts.blocks_read,
         read_bytes=counts.bytes_read,
         evicted_bytes=counts.bytes_evicted,
+        rows=sum(map(len, tables)),
+        row_bytes=sum(len(each) * sum(of.row_bytes for of in each.arenas) for each in tables),
+        folder=disk.folder,
+        free_bytes=disk_usage(disk.folder).free,
     )
+
+
+def _is_table(variable: Variable) -> bool:
+    """Return whether it is a table, and no slot of one."""
+    return variable.arena is not None and variable.arena is variable.arena.table.value
 
 
 def _add_up(totals: dict[VariableKind, pb.VariableTotal], variables: Sequence[Variable]) -> None:
@@ -106,7 +117,7 @@ def _add_up(totals: dict[VariableKind, pb.VariableTotal], variables: Sequence[Va
             total = totals[kind] = pb.VariableTotal(kind=kind)
         total.count += 1
         total.bytes += nbytes_of(variable)
-        if arena is not None and arena is arena.table.value:
+        if arena is not None and _is_table(variable):
             total.tables += 1
             total.table_rows += len(arena.table)
 
@@ -114,6 +125,6 @@ def _add_up(totals: dict[VariableKind, pb.VariableTotal], variables: Sequence[Va
 def nbytes_of(variable: Variable) -> int:
     """Return the memory of a variable; that of a table includes its optimizers' state."""
     arena = variable.arena
-    if arena is not None and arena is arena.table.value:
+    if arena is not None and _is_table(variable):
         return arena.table.nbytes
     return variable.value.nbytes

@@ -156,18 +156,25 @@ def _variables(status: Status, families: Families) -> Iterator[Metric]:
 def _table_files(status: Status, families: Families) -> Iterator[Metric]:
     files, is_used = status.table_files, status.HasField("table_files")
     gauges = {
-        "table_resident_bytes": ("Bytes of rows of tables in memory.", files.resident.used),
+        "table_resident_bytes": ("Bytes of memory for rows of tables.", files.resident.used),
         "table_resident_limit_bytes": ("The limit of that.", files.resident.limit),
+        "table_row_bytes": ("Bytes of rows of tables, in memory or not.", files.row_bytes),
         "table_file_bytes": ("Bytes of the files of tables.", files.file_bytes),
+        "table_free_bytes": ("Bytes that the disk of these files has left.", files.free_bytes),
+        "table_disk_failed": ("Whether that disk has failed.", bool(files.failure)),
     }
     for name, (what, value) in gauges.items():
         yield families.number(name, what, value if is_used else None)
     counters = {
         "table_found_rows": ("Rows that requests found in memory.", files.found_rows),
         "table_missed_rows": ("Rows that had to be read from files.", files.missed_rows),
-        "table_reads": ("Reads of blocks of rows.", files.reads),
+        "table_lookups": ("Requests that asked for rows.", files.lookups),
+        "table_reads": ("Reads of neighbouring pages.", files.reads),
         "table_read_bytes": ("Bytes of these reads.", files.read_bytes),
+        "table_read_seconds": ("Seconds that these reads took.", files.read_seconds),
         "table_evicted_bytes": ("Bytes of rows that left memory.", files.evicted_bytes),
+        "table_changed_bytes": ("Bytes of those that had changed.", files.changed_bytes),
+        "table_written_bytes": ("Bytes that were written for these.", files.written_bytes),
     }
     for name, (what, value) in counters.items():
         yield families.counter(name, what, [((), value)] if is_used else [])

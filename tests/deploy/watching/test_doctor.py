@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from stratagem_deploy.watching.asking import ServerAnswer, ServerPlace
 from stratagem_deploy.watching.doctor import findings
@@ -15,6 +16,7 @@ from stratagem_proto.v1.status_pb2 import (
     MethodStatus,
     RunningFunction,
     SessionStatus,
+    TableFilesStatus,
 )
 from stratagem_proto.v1.waits_pb2 import Awaited, Waiter
 
@@ -367,3 +369,63 @@ def test_a_network_that_takes_longer_than_steps_is_told_with_what_helps() -> Non
 )
 def test_no_network_is_blamed_for_other_waits(answer: ServerAnswer) -> None:
     assert not findings([answer], PATIENCE)
+
+
+def with_tables(**figures: object) -> ServerAnswer:
+    """A server with a million rows of 128 bytes, of which an eighth is in memory."""
+    usual = {"rows": 10**6, "row_bytes": 128 * 10**6, "file_bytes": 160 * 10**6, "folder": "/ssd"}
+    usual |= {"resident": Budget(used=16 * 10**6, limit=16 * 10**6), "free_bytes": 10**9}
+    usual |= {"found_rows": 95_000, "missed_rows": 5000, "reads": 5000, "read_seconds": 0.1}
+    answer = said(0)
+    assert answer.status is not None
+    made = TableFilesStatus(**{**usual, **figures})  # type: ignore[arg-type]
+    answer.status.parameter_server.table_files.CopyFrom(made)
+    return answer
+
+
+def test_a_disk_of_tables_that_is_fast_and_asked_rarely_is_well() -> None:
+    assert not findings([with_tables()], PATIENCE)
+
+
+def test_a_disk_of_tables_that_is_slow_is_named_with_its_reads_a_second() -> None:
+    (only,) = findings([with_tables(read_seconds=25.0)], PATIENCE)
+    assert "disk of the tables of ps:0, /ssd, gave 200 reads a second" in only.what
+    assert "--table-folder" in only.remedy
+    assert not findings([with_tables(reads=900, read_seconds=25.0)], PATIENCE)
+
+
+def test_a_disk_of_tables_that_has_failed_is_named_first() -> None:
+    (only,) = findings([with_tables(failure="could not read", read_seconds=25.0)], PATIENCE)
+    assert only.stalls and only.culprits == ("ps:0",)
+    assert "ps:0 serves no tables any more: could not read" in only.what
+
+
+def test_a_disk_of_tables_that_is_nearly_full_is_named() -> None:
+    (only,) = findings([with_tables(free_bytes=10**6)], PATIENCE)
+    assert "/ssd, has 977 KiB left, and its files have 153 MiB" in only.what
+
+
+def found_by_law(exponent: float, part: float, rows: int = 10**6) -> float:
+    """Return which part of the lookups by Zipf's law are for a part of the rows."""
+    weights = torch.arange(1, rows + 1, dtype=torch.float64) ** -exponent
+    return float(weights[: int(part * rows)].sum() / weights.sum())
+
+
+@pytest.mark.parametrize("exponent", [0.6, 0.8, 1.05])
+def test_a_budget_that_is_too_small_is_named_with_one_that_finds_nine_of_ten_rows(
+    exponent: float,
+) -> None:
+    hits = found_by_law(exponent, 1 / 8)
+    answer = with_tables(found_rows=int(10**6 * hits), missed_rows=int(10**6 * (1 - hits)))
+    (only,) = findings([answer], PATIENCE)
+    assert f"found {hits:.0%} of the rows of its tables in memory" in only.what
+    wanted = int(only.remedy.partition("give --table-bytes ")[2].partition(",")[0])
+    assert 0.88 <= found_by_law(exponent, wanted / (128 * 10**6)) <= 0.92
+
+
+def test_a_budget_says_nothing_where_all_rows_fit_or_few_were_asked_for() -> None:
+    asked = {"found_rows": 1000, "missed_rows": 50_000}
+    assert findings([with_tables(**asked)], PATIENCE)
+    assert not findings([with_tables(found_rows=100, missed_rows=5000)], PATIENCE)
+    all_fit = Budget(used=128 * 10**6, limit=200 * 10**6)
+    assert not findings([with_tables(resident=all_fit, **asked)], PATIENCE)

@@ -183,5 +183,8 @@ def test_the_dashboard_shows_what_is_asked_of_a_training_cluster() -> None:
         "dropped_contributions_total",
         "variable_bytes",
         "checkpoint_age_seconds",
+        "table_found_rows_total",
+        "table_lookups_total",
+        "table_file_bytes",
     ):
         assert any(f"stratagem_{figure}" in query for query in queries), figure

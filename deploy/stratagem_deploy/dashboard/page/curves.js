@@ -10,6 +10,8 @@ const TITLES = {
   update: ["Mean time of an Update", "seconds"],
   waiting: ["Requests that wait", "number"],
   held: ["Memory of variables", "bytes"],
+  hits: ["Of 100 rows of tables, found in memory", "number"],
+  disk: ["Files of tables", "bytes"],
 };
 const SCALAR = "scalar/"; // before the names of a program's own numbers
 const NAMES = Object.keys(TITLES);
