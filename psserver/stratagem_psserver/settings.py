@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryFile, gettempdir
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -235,19 +236,30 @@ def check_table_folder(label: str, folder: str, table_bytes: int) -> None:
     """Check that the rows of a server's tables can be in files of a folder.
 
     Raises:
-        InvalidArgumentError: There is no such folder, it is in memory itself, or there would be
-            fewer rows in memory than one request may need.
+        InvalidArgumentError: The system cannot take room on a disk before it is written, there is
+            no such folder, it is full or in memory itself, or there would be fewer rows in memory
+            than one request may need.
     """
+    if not hasattr(os, "posix_fallocate"):
+        raise InvalidArgumentError(
+            f"{label} cannot keep rows of tables in files on {sys.platform}, which takes no room "
+            "on a disk before it is written, so that a full one would fail in the middle of a "
+            "step; leave --table-bytes out, or run servers on Linux"
+        )
     if table_bytes < _LEAST_TABLE_BYTES:
         raise InvalidArgumentError(
             f"{label} cannot work with {table_bytes} bytes of tables in memory; give --table-bytes "
             f"{_LEAST_TABLE_BYTES} or more"
         )
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+    try:
+        with TemporaryFile(dir=folder, prefix="stratagem-table-") as file:
+            os.posix_fallocate(file.fileno(), 0, _LEAST_TABLE_BYTES)
+    except OSError as error:
         raise InvalidArgumentError(
-            f"{label} cannot write files of its tables in {folder!r}; give --table-folder a folder "
-            "on a local disk that it may write to"
-        )
+            f"{label} cannot write files of its tables in {folder!r}, where it tried to take "
+            f"{_LEAST_TABLE_BYTES} bytes: {error.strerror}; give --table-folder a folder on a "
+            "local disk that it may write to and that has room"
+        ) from error
     if (kind := _file_system(folder)) in _IN_MEMORY:
         raise InvalidArgumentError(
             f"the folder {folder!r} for the tables of {label} is a {kind}, which is memory itself; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,7 +23,8 @@ from benchmarks.harness.limits import (
 )
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_proto.errors import DataLossError, ResourceExhaustedError
+from stratagem_deploy import LocalCluster
+from stratagem_proto.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.status_pb2 import TableFilesStatus
 from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving
@@ -221,6 +224,27 @@ def test_a_disk_that_fails_ends_the_use_of_tables_and_the_log_has_all_that_was_a
     with served(tmp_path / "one", 4 * MIB, *options) as server, strategy_of(server) as strategy:
         trainer = Trainer(strategy, KEYS, WIDTH)
         assert torch.equal(trainer.values(sample), expected(done, sample, WIDTH))
+
+
+def test_a_server_does_not_start_on_a_disk_that_is_full_or_cannot_be_written(
+    tmp_path: Path, limits: ExitStack
+) -> None:
+    disk = mounted(limits, tmp_path, 16 * MIB)
+    ballast = disk.folder / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(disk.folder).free - MIB // 2))
+    place = re.escape(repr(str(disk.folder)))
+    with (
+        pytest.raises(InvalidArgumentError, match=f"tables in {place}.*No space left on device"),
+        LocalCluster(1, table_bytes=4 * MIB, table_folder=disk.folder),
+    ):
+        pass
+    ballast.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    with (
+        pytest.raises(InvalidArgumentError, match=f"tables in {place}.*Read-only file system"),
+        LocalCluster(1, table_bytes=4 * MIB, table_folder=disk.folder),
+    ):
+        pass
 
 
 def test_a_slow_disk_makes_steps_slow_and_changes_none_of_them(

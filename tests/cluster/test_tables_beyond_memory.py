@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,15 @@ def test_rows_of_tables_need_a_folder_on_a_disk(tmp_path: Path) -> None:
         pass
     with pytest.raises(InvalidArgumentError, match="no use for '--table-bytes'"):
         LocalCluster(0, workers=1, table_bytes=MIB)
+
+
+def test_a_system_that_takes_no_room_on_disks_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As on macOS.
+    monkeypatch.delattr(os, "posix_fallocate")
+    with (
+        pytest.raises(InvalidArgumentError, match="cannot keep rows of tables in files on"),
+        LocalCluster(1, table_bytes=MIB, table_folder=tmp_path),
+    ):
+        pass

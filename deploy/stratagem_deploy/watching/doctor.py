@@ -359,20 +359,30 @@ def _full(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
 
 def _table_files(answers: Sequence[ServerAnswer]) -> Iterator[Finding]:
     """Yield the servers whose disks for tables fail, are full or slow, or are asked too often."""
-    for answer in answers:
-        if (files := answer.table_files) is not None:
-            server = answer.label
-            if files.failure:
-                yield Finding(
-                    f"{server} serves no tables any more: {files.failure}",
-                    "start it again with --table-folder on another disk: it goes on from its log, "
-                    "its backup or a checkpoint",
-                    stalls=True,
-                    culprits=(server,),
-                )
-                continue
+    for server, status in statuses(answers):
+        mine = status.parameter_server
+        if not mine.HasField("table_files"):
+            continue
+        files = mine.table_files
+        if files.failure:
+            yield Finding(
+                f"{server} serves no tables any more: {files.failure}",
+                "start it again with --table-folder on another disk: it goes on from its log, its "
+                "backup or a checkpoint",
+                stalls=True,
+                culprits=(server,),
+            )
+        elif files.rows:
             yield from _slow_table_disk(server, files)
             yield from _small_table_budget(server, files)
+        elif sum(each.bytes for each in mine.totals) > files.resident.limit:
+            yield Finding(
+                f"{server} has --table-bytes, and more bytes of variables, none of which is a "
+                "table whose rows may be in files",
+                "make tables by stratagem.nn.Embedding or DynamicEmbedding in place of "
+                "nn.Embedding(sparse=True), which has memory in programs and on servers",
+                culprits=(server,),
+            )
 
 
 def _slow_table_disk(server: str, files: TableFilesStatus) -> Iterator[Finding]:

@@ -429,3 +429,12 @@ def test_a_budget_says_nothing_where_all_rows_fit_or_few_were_asked_for() -> Non
     assert not findings([with_tables(found_rows=100, missed_rows=5000)], PATIENCE)
     all_fit = Budget(used=128 * 10**6, limit=200 * 10**6)
     assert not findings([with_tables(resident=all_fit, **asked)], PATIENCE)
+
+
+def test_a_budget_for_tables_that_no_table_uses_is_named() -> None:
+    answer = with_tables(rows=0, row_bytes=0)
+    assert not findings([answer], PATIENCE)
+    assert answer.status is not None
+    answer.status.parameter_server.totals.add(bytes=20 * 10**6)
+    (only,) = findings([answer], PATIENCE)
+    assert "ps:0 has --table-bytes" in only.what and "stratagem.nn.Embedding" in only.remedy
