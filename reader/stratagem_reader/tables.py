@@ -42,13 +42,14 @@ class StoredPart:
         self._rows = torch.empty(0, *tensor.shape[1:], dtype=decode_dtype(tensor.dtype))
         self._keys = torch.empty(0, dtype=torch.int64)
         self._index = self._new_index(self._keys)
-        # Keys that the index has, and whose position is now another's: they are found in vain.
+        # Keys that the index has, and whose position may now be another's: they are found in vain.
         self._stale = 0
 
     def _new_index(self, keys: torch.Tensor) -> KeyIndex | PositionArray:
         if self._vocabulary is None:
-            return KeyIndex.from_keys(keys)
-        index = PositionArray(self._vocabulary)
+            index: KeyIndex | PositionArray = KeyIndex(int(len(keys) * _GROWTH))
+        else:
+            index = PositionArray(self._vocabulary)
         index.insert(keys, torch.arange(len(keys)))
         return index
 
@@ -64,8 +65,8 @@ class StoredPart:
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the positions of keys; -1 for those that have no row."""
-        found = self._index.find(keys)
-        if self._stale:
+        found = self._index.find(keys, self.keys)
+        if self._stale and self._vocabulary is not None:
             is_it = (found >= 0) & (found < self.count)
             is_it &= self._keys.index_select(0, found.where(is_it, 0)) == keys
             found[~is_it] = -1
@@ -119,7 +120,8 @@ class StoredPart:
         left = positions[is_elsewhere]
         if len(left) and not torch.isin(left, keys.numbers).all():
             raise self._unsound(where, "a key twice")
-        if self._stale + len(keys.numbers) <= max(count, 1024):
+        more = len(keys.numbers)
+        if self._stale + more <= max(count, 1024) and not self._index.more_nbytes(more):
             return None
         whole = torch.empty(count, dtype=torch.int64)
         kept = min(count, self.count)
@@ -145,7 +147,7 @@ class StoredPart:
             self._stale += len(before) + max(0, self.count - rows.count)
             put(self._keys, keys.numbers, keys.values)
             if index is None:
-                self._index.move(keys.values, keys.numbers)
+                self._index.insert(keys.values, keys.numbers)
         if index is not None:
             self._index, self._stale = index, 0
         if rows.numbers is None:

@@ -141,12 +141,12 @@ class Admission:
     def __init__(self, needed: int, max_bytes: int | None = None) -> None:
         self.needed, self._max_bytes = max(1, needed), max_bytes
         self._is_shared = False
-        self.forget()
+        self._index = KeyIndex()
+        self._keys = self._counts = torch.zeros(0, dtype=torch.int64)
 
     def forget(self) -> None:
         """Drop all counts."""
-        self._index = KeyIndex()
-        self._counts = torch.zeros(0, dtype=torch.int64)
+        self.restore(self._keys[:0], self._counts[:0])
 
     def shared(self) -> Admission:
         """Return a copy of the present counts, which shares their memory until they change."""
@@ -162,27 +162,24 @@ class Admission:
             self._is_shared = False
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._keys)
 
     def sights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the counted keys, in the order in which they came, and their counts.
 
         The count of a key that has a row is 0.
         """
-        keys, positions = self._index.items()
-        ordered = torch.empty_like(keys)
-        ordered[positions] = keys
-        return ordered, self._counts
+        return self._keys, self._counts
 
     def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
         """Replace the counts by what `sights` returned."""
-        self._index, self._counts = KeyIndex.from_keys(keys), counts
+        self._index, self._keys, self._counts = KeyIndex.from_keys(keys), keys, counts
 
     @property
     def nbytes(self) -> int:
         if self.needed == 1:
             return 0
-        return self._index.nbytes + self._counts.nbytes
+        return self._index.nbytes + self._keys.nbytes + self._counts.nbytes
 
     @property
     def waiting(self) -> int:
@@ -193,25 +190,27 @@ class Admission:
         """Return for each of some distinct keys whether it gets a row at this sight."""
         if self.needed == 1:
             return torch.ones(len(keys), dtype=torch.bool)
-        return self._counted(self._index.find(keys)) + 1 >= self.needed
+        return self._counted(self._index.find(keys, self._keys)) + 1 >= self.needed
 
     def count(self, keys: torch.Tensor) -> None:
         """Count one more sight of distinct keys."""
         self._separate()
         keys = keys[: self._room_for(len(keys))]
-        positions = self._index.find(keys)
+        positions = self._index.find(keys, self._keys)
         new = keys[positions < 0]
-        places = torch.arange(len(new)) + len(self._index)
+        places = torch.arange(len(new)) + len(self)
+        held = torch.cat((self._keys, new))
         counts = torch.cat((self._counts, torch.ones_like(new)))
         counts[positions[positions >= 0]] += 1
+        self._index.reserve(len(new), self._keys)
         self._index.insert(new, places)
-        self._counts = counts
+        self._keys, self._counts = held, counts
 
     def mark_stored(self, keys: torch.Tensor) -> None:
         """Note that keys have a row now; after its eviction, a key is counted from 0."""
         if self.needed > 1:
             self._separate()
-            positions = self._index.find(keys)
+            positions = self._index.find(keys, self._keys)
             self._counts[positions[positions >= 0]] = 0
 
     def _counted(self, positions: torch.Tensor) -> torch.Tensor:
@@ -222,23 +221,21 @@ class Admission:
 
     def _room_for(self, more: int) -> int:
         """Return how many of `more` keys can be counted."""
-        if len(self._index) > 2 * self.waiting + _STORED_AT_LEAST:
+        if len(self) > 2 * self.waiting + _STORED_AT_LEAST:
             self._drop_stored()
         if self._max_bytes is None:
             return more
-        if _nbytes(len(self._index) + more) > self._max_bytes:
+        if _nbytes(len(self) + more) > self._max_bytes:
             self.forget()
         return min(more, largest(_nbytes, self._max_bytes))
 
     def _drop_stored(self) -> None:
-        keys, positions = self._index.items()
-        live = self._counts[positions] > 0
-        keys, counts = keys[live], self._counts[positions[live]]
-        self._index, self._counts = KeyIndex.from_keys(keys), counts
+        live = self._counts > 0
+        self.restore(self._keys[live], self._counts[live])
 
 
 def _nbytes(keys: int) -> int:
-    return KeyIndex.nbytes_for(keys) + 8 * keys
+    return KeyIndex.nbytes_for(keys) + 16 * keys
 
 
 # The part of the limit from one moment to the next.

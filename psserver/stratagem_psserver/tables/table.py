@@ -237,7 +237,7 @@ class Table:
 
     def find(self, keys: torch.Tensor) -> FoundRows:
         """Return the positions of keys, which may repeat."""
-        found = FoundRows(keys, self._index.find(keys))
+        found = FoundRows(keys, self._index.find(keys, self._keys))
         self._bring(found.positions)
         return found
 
@@ -264,7 +264,7 @@ class Table:
         else:
             memory_limit.take(self.name, self._index.more_nbytes(needed - self._rows))
         with allocating(_ADVICE):
-            self._index.reserve(needed - self._rows)
+            self._index.reserve(needed - self._rows, self._keys)
         self._bring(torch.arange(self._rows, min(needed, self.capacity)))
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
@@ -280,7 +280,7 @@ class Table:
         if is_array and not self._has_array:
             with allocating(_ADVICE):
                 index = PositionArray(self._vocabulary)
-                index.insert(*self._index.items())
+                index.insert(self._keys[: self._rows], torch.arange(self._rows))
         self._resize(wanted)
         self._index = index
 
@@ -445,6 +445,7 @@ class Table:
         positions.numpy()[found.new] = places.numpy()
         self._keep(places, KEY_CHANGED)
         self.admission.mark_stored(keys)
+        self._index.reserve(len(keys), self._keys)
         self._index.insert(keys, places)
         # From here on no memory is taken.
         self._keys[self._rows : rows] = keys

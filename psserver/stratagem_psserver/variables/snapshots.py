@@ -436,10 +436,12 @@ class SnapshotKeys:
 
     def find(self, keys: torch.Tensor) -> FoundRows:
         """Return where the rows of these keys were stored; keys may repeat."""
-        return FoundRows(keys, self._index.find(keys))
+        index, held = self._index
+        return FoundRows(keys, index.find(keys, held))
 
     @cached_property
-    def _index(self) -> KeyIndex:
+    def _index(self) -> tuple[KeyIndex, torch.Tensor]:
         # The index of the table itself has changed since. This one is made on first use, because
         # most tables of a snapshot are never read.
-        return KeyIndex.from_keys(self.rows.keys())
+        keys = self.rows.keys()
+        return KeyIndex.from_keys(keys), keys

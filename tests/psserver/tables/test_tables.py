@@ -172,12 +172,12 @@ def counted_by_hand(variable: Variable) -> int:
     table = table_of(variable)
     tensors = [arena.storage for arena in table.arenas]
     assert isinstance(table._index, KeyIndex)
-    tensors += [table._keys, table._touched, table._index._keys]
+    tensors += [table._keys, table._touched, table._index._marks]
     tensors.append(table._index._positions)
     if table.admission.needed > 1:
         tensors.append(table.admission._counts)
         index = table.admission._index
-        tensors += [index._keys, index._positions]
+        tensors += [table.admission._keys, index._marks, index._positions]
     return sum(tensor.nbytes for tensor in tensors)
 
 
