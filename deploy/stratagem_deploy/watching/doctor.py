@@ -438,7 +438,7 @@ def _budget_for(wanted: float, hits: float, files: TableFilesStatus) -> int:
         power = 1 - exponent
         if abs(power) < 1e-6:
             return log1p(count) / log1p(rows)
-        return ((count + 1) ** power - 1) / ((rows + 1) ** power - 1)
+        return float(((count + 1) ** power - 1) / ((rows + 1) ** power - 1))
 
     exponent = _where(lambda each: share(kept, each) >= hits, 0.0, 3.0)
     needed = _where(lambda count: share(count, exponent) >= wanted, kept, float(rows))

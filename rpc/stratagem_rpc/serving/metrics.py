@@ -165,7 +165,7 @@ def _table_files(status: Status, families: Families) -> Iterator[Metric]:
     }
     for name, (what, value) in gauges.items():
         yield families.number(name, what, value if is_used else None)
-    counters = {
+    counters: dict[str, tuple[str, float]] = {
         "table_found_rows": ("Rows that requests found in memory.", files.found_rows),
         "table_missed_rows": ("Rows that had to be read from files.", files.missed_rows),
         "table_lookups": ("Requests that asked for rows.", files.lookups),
