@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from stratagem._core.options import CommunicationOptions, ReduceOp, RunOptions
     from stratagem_proto.input_order import BatchRead
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+Seen: TypeAlias = Mapping[int, "int | None"]
+"""The versions of parts of parameters that were here, by what identifies the parts."""
 
 
 class LocalStepsTold:

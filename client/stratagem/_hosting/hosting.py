@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 
 from stratagem._core.contexts import cross_replica, entered
-from stratagem._core.protocols import LocalStepsTold
+from stratagem._core.protocols import LocalStepsTold, Seen
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption, ModuleAdopter, keep_fresh
@@ -348,8 +348,24 @@ class Hosting(ABC):
         """Return how many workers' shares are applied one by one; 1 if they are together."""
         return 1
 
-    def bring(self, shared: Sequence[nn.Parameter]) -> None:  # noqa: B027 - for who lends
-        """Bring what is hosted in place of lent parameters up to date."""
+    def versions_here(
+        self, shared: Sequence[nn.Parameter], consistency: Consistency | None
+    ) -> Seen:
+        """Return what is here of lent parameters, for `bring` behind a step with that consistency.
+
+        It is empty unless such a step brings its result.
+        """
+        return {}
+
+    def bring(  # noqa: B027 - for who lends
+        self, shared: Sequence[nn.Parameter], seen: Seen | None = None
+    ) -> None:
+        """Bring what is hosted in place of lent parameters up to date.
+
+        Args:
+            shared: What is hosted.
+            seen: The `versions_here` before a step, whose result is new enough.
+        """
 
     def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
         """Whether this process has had values of lent parameters replaced."""

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from stratagem._core.protocols import LocalStepsTold
+from stratagem._core.protocols import LocalStepsTold, Seen
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.inner_state import on_cpu, shapes_of_state
@@ -57,6 +57,7 @@ class _Fragment:
         shared: The parameters of the strategy that they were; their values are the servers'.
         optimizer: Steps those.
         hosting: Brings their values; None where they are in this process alone.
+        consistency: That of its steps; None for the strategy's.
 
     Attributes:
         due: How many local steps are left; or when it is due, if that goes by time.
@@ -68,9 +69,11 @@ class _Fragment:
         shared: Sequence[Parameter],
         optimizer: DistributedOptimizer,
         hosting: Hosting | None,
+        consistency: Consistency | None,
     ) -> None:
         self._own, self._shared = own, shared
         self.optimizer, self._hosting = optimizer, hosting
+        self._consistency = consistency
         self.due = 0.0
         self._shares = 0
         # The values that the worker's own have come from.
@@ -86,17 +89,23 @@ class _Fragment:
         for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
             shared.grad = base - own.detach() if own.requires_grad else None
         self._is_unsure = True
+        hosting = self._hosting
+        seen = None if hosting is None else hosting.versions_here(self._shared, self._consistency)
         try:
             self.optimizer.step()
         finally:
             for shared in self._shared:
                 shared.grad = None
-        self.adopt()
+        self.adopt(seen)
 
-    def adopt(self) -> None:
-        """Go on from the servers' values; what was changed since the last ones is dropped."""
+    def adopt(self, seen: Seen | None = None) -> None:
+        """Go on from the servers' values; what was changed since the last ones is dropped.
+
+        Args:
+            seen: The `versions_here` before a step, which may have brought its result.
+        """
         if self._hosting is not None:
-            self._hosting.bring(self._shared)
+            self._hosting.bring(self._shared, seen)
         with torch.no_grad():
             for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
                 own.copy_(shared)
@@ -294,8 +303,8 @@ class LocalSteps(OwnSteps):
             )
         self._inner = optimizer
         hosting = hosting_of_own(own, "LocalSteps")
+        together = None if consistency is None else consistency_from(consistency)
         if outer is None:
-            together = None if consistency is None else consistency_from(consistency)
             outer = _usual(1 if hosting is None else hosting.workers_in_turn(together))
         distributed = partial(
             DistributedOptimizer,
@@ -304,7 +313,9 @@ class LocalSteps(OwnSteps):
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        self._fragments = _fragments(own, fragments, hosting, _checked(outer), distributed)
+        self._fragments = _fragments(
+            own, fragments, hosting, _checked(outer), distributed, together
+        )
         self._told = LocalStepsTold() if hosting is None else hosting.local_steps
         self._begin_rounds()
         leave_to_local_steps(optimizer)
@@ -486,6 +497,7 @@ def _fragments(
     hosting: Hosting | None,
     outer: OuterOptimizer,
     distributed: Callable[[Optimizer], DistributedOptimizer],
+    consistency: Consistency | None,
 ) -> list[_Fragment]:
     shared = (
         [Parameter(one.detach().clone()) for one in own]
@@ -496,7 +508,8 @@ def _fragments(
     for share in _divided([one.nbytes for one in own], count):
         some = [shared[place] for place in share]
         optimizer = distributed(outer(some))
-        made.append(_Fragment([own[place] for place in share], some, optimizer, hosting))
+        here = [own[place] for place in share]
+        made.append(_Fragment(here, some, optimizer, hosting, consistency))
     return made
 
 

@@ -13,7 +13,7 @@ from stratagem._checkpoints.alone import Held
 from stratagem._checkpoints.files import origins_in_checkpoint, state_of
 from stratagem._checkpoints.restoring import RestoreStatus, UnusedOfSeveral
 from stratagem._core.names import Origin
-from stratagem._core.protocols import LocalStepsTold
+from stratagem._core.protocols import LocalStepsTold, Seen
 from stratagem._core.variables import LocalVariable, Variable
 from stratagem._gradients import OptimizerStep
 from stratagem._hosting.adoption import Adoption
@@ -218,7 +218,7 @@ class AloneHosting(HomeHosting):
         for variable, slots, state in zip(variables, present, states.values(), strict=True):
             self.set_slots(optimizer, {variable: {**slots, **keys_of_worker(state, 0)}})
 
-    def bring(self, shared: Sequence[nn.Parameter]) -> None:
+    def bring(self, shared: Sequence[nn.Parameter], seen: Seen | None = None) -> None:
         self._brought |= {id(one): one._version for one in shared}
 
     def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stratagem._cluster.tasks import Membership
-from stratagem._core.protocols import LocalStepsTold
+from stratagem._core.protocols import LocalStepsTold, Seen
 from stratagem._core.variables import Variable
 from stratagem._gradients import Compressor, GradientOverlap, OptimizerStep
 from stratagem._hosting.adoption import Adoption
@@ -455,8 +455,20 @@ class RemoteHosting(Hosting):
         together = (consistency or tracker.declared)._closes_steps
         return 1 if together else tracker.num_workers
 
-    def bring(self, shared: Sequence[nn.Parameter]) -> None:
-        self._store.refresh(self._parts_behind(shared))
+    def versions_here(
+        self, shared: Sequence[nn.Parameter], consistency: Consistency | None
+    ) -> Seen:
+        if not (consistency or self._store.step_tracker.declared)._is_free:
+            return {}
+        return {id(part): part.copy_version for part in self._parts_behind(shared)}
+
+    def bring(self, shared: Sequence[nn.Parameter], seen: Seen | None = None) -> None:
+        # Where workers share one by one, most of what a step has brought was changed since by
+        # others, and would come again.
+        parts = self._parts_behind(shared)
+        missing = [part for part in parts if not seen or not part.is_new(seen[id(part)])]
+        if missing:
+            self._store.refresh(missing)
 
     def is_behind(self, shared: Sequence[nn.Parameter]) -> bool:
         return any([part.is_behind for part in self._parts_behind(shared)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -204,6 +205,28 @@ def test_nothing_is_sent_between_shares() -> None:
         assert (strategy.traffic() - before).sent_bytes < BYTES
         worker.step()
         assert (strategy.traffic() - before).sent_bytes > BYTES
+
+
+def test_what_a_share_brings_does_not_come_again_because_others_have_shared_since() -> None:
+    with running(num_workers=2) as cluster, ExitStack() as stack:
+        strategies = [stack.enter_context(cluster.strategy(worker)) for worker in range(2)]
+        first, second = (
+            Worker(strategy, number, outer=PLAIN, every=1)
+            for number, strategy in enumerate(strategies)
+        )
+        first.step()
+        second.step()
+        (outer,) = first.optimizer.outer
+        other = stack.enter_context(ThreadPoolExecutor(1))
+        outer.register_step_post_hook(lambda *_: other.submit(second.step).result(60))
+        before = strategies[0].traffic()
+        first.step()
+        came = (strategies[0].traffic() - before).received_bytes
+        assert BYTES <= came < 2 * BYTES
+        # What the second one has shared comes with the next share.
+        at_that_time = second.values()
+        first.optimizer.adopt()
+        np.testing.assert_array_equal(first.values(), at_that_time)
 
 
 def test_fragments_are_shared_one_after_the_other() -> None:

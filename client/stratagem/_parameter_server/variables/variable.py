@@ -376,6 +376,10 @@ class RemoteVariable(Variable):
         """Whether this process knows that the copy is not the value any more."""
         return self._outdated or self.copy_version is None
 
+    def is_new(self, seen: int | None) -> bool:
+        """Whether another version than that one has come, as servers have it."""
+        return not (self.is_behind or self._is_rounded) and self.copy_version != seen
+
     def accept(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version, perhaps rounded on its way."""
         if version != self.copy_version or (self._is_rounded and not is_rounded):
