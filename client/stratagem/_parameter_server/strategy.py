@@ -105,10 +105,11 @@ class ParameterServerStrategy(CheckpointedStrategy):
             are exact. float16 keeps finite elements finite: they are 65504 at most. Without a
             cluster it is not used.
         fused_steps: Whether the answer to a push also has the values for the worker's next step,
-            which saves one request a step. It has an effect where steps are asynchronous, a run
-            pushes once, and the model has at most 8 MiB. A step then sees one step later what other
-            workers finish between that push and the step. By default only a lone worker's steps are
-            fused, which makes no difference to the values. Without a cluster it is not used.
+            which saves one request a step. It has an effect where steps are asynchronous, and a
+            run pushes once. A step then sees one step later what other workers finish between that
+            push and the step; what of a large model they have changed does not come twice. By
+            default only a lone worker's steps are fused, which makes no difference to the values.
+            Without a cluster it is not used.
         pushes_in_flight: 1 to compute a step while the push of the one before is sent and applied;
             see `flush`. A step then starts with values that lack its worker's own last push, but no
             earlier one, and what others finished since the push before that was sent. Errors of a

@@ -29,6 +29,8 @@ from tests.full import a_few
 pytestmark = pytest.mark.plain_pushes_too
 
 STEPS = 5
+# More elements than values of that many bytes are kept apart.
+_LARGE = 3 << 20
 
 
 @pytest.fixture(scope="module")
@@ -230,32 +232,36 @@ def test_runs_of_several_pushes_read_what_the_last_one_made(alone: Cluster) -> N
 
 
 @pytest.mark.parametrize(
-    ("fused", "seen"),
-    [(None, 2.0), pytest.param(True, 1.0, marks=pytest.mark.fast_pushes)],
+    ("fused", "seen", "size"),
+    [
+        (None, 2.0, 1),
+        pytest.param(True, 1.0, 1, marks=pytest.mark.fast_pushes),
+        pytest.param(True, 1.0, _LARGE, marks=pytest.mark.fast_pushes),
+    ],
 )
 def test_several_workers_see_each_other_at_once_unless_steps_are_to_be_fused(
-    fused: bool | None, seen: float
+    fused: bool | None, seen: float, size: int
 ) -> None:
     with (
         running(1, num_workers=2) as cluster,
         cluster.strategy(0, fused_steps=fused) as chief,
         cluster.strategy(1, fused_steps=fused) as other,
     ):
-        steps = [_counting(one) for one in (chief, other)]
+        steps = [_counting(one, size) for one in (chief, other)]
         assert [step() for step in steps] == [0.0, 1.0]
         # The other one's update came after the answer to this one's.
         assert steps[0]() == seen
         assert steps[0]() == 3.0
 
 
-def _counting(strategy: ParameterServerStrategy) -> Callable[[], float]:
+def _counting(strategy: ParameterServerStrategy, size: int) -> Callable[[], float]:
     with strategy.scope():
-        module = nn.Linear(1, 1, bias=False)
+        module = nn.Linear(1, size, bias=False)
         nn.init.zeros_(module.weight)
     optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
 
     def step() -> float:
-        begun_with = module.weight.item()
+        begun_with = module.weight[0].item()
         optimizer.zero_grad()
         module(torch.full((1, 1), -1.0)).sum().backward()
         optimizer.step()

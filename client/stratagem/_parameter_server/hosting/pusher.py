@@ -163,6 +163,8 @@ class Pusher:
             values.drop()
             with self._guard:
                 self._apply_plainly(push)
+            if self._brings_all(push):
+                values.drop(fresh=[*chain.from_iterable(push.copies.values())])
             return
         asked = values.ask(push)
         begins = self._begins_after(push)
@@ -181,6 +183,14 @@ class Pusher:
             self._flight.begin(send, arrived, is_large=nbytes > _MOST_SENT_BYTES)
         with self._guard:
             values.copy_into(chain.from_iterable(push.copies.values()))
+
+    def _brings_all(self, push: Push) -> bool:
+        """Whether what a plain push brought into copies will do for the next run.
+
+        So it is with what is too large for memory of its own.
+        """
+        is_lone = self._is_run and self._pushes == 1
+        return self._mode is PullMode.ALWAYS and is_lone and push.permit.consistency._is_free
 
     def _mode_of(self, push: Push) -> PushMode:
         """Return how to send a push; there is no other in flight.
