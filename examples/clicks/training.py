@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -51,12 +51,18 @@ class Trainer:
     Args:
         strategy: Keeps the variables.
         device: Computes with them.
+        rows: How many ids each column has.
     """
 
-    def __init__(self, strategy: stratagem.ParameterServerStrategy, device: torch.device) -> None:
+    def __init__(
+        self,
+        strategy: stratagem.ParameterServerStrategy,
+        device: torch.device,
+        rows: Sequence[int] = ROWS,
+    ) -> None:
         self.strategy, self.device, self.watch = strategy, device, Stopwatch(device)
         with strategy.scope():
-            self.model = DLRM(MEASUREMENTS, ROWS, DIM)
+            self.model = DLRM(MEASUREMENTS, rows, DIM)
         groups: list[dict[str, Any]] = [
             {"params": [*self.model.tables.parameters()], "lr": TABLE_RATE},
             {"params": [*self.model.bottom.parameters()]},

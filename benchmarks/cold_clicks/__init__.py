@@ -1,0 +1,1 @@
+"""The click model on a server whose memory the system limits."""

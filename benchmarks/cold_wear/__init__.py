@@ -1,0 +1,1 @@
+"""What the disk under a table takes over time."""
