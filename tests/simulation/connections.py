@@ -31,7 +31,12 @@ from stratagem._ps_client.session import (
 )
 from stratagem._ps_client.transport import Responses
 from stratagem_proto.errors import SessionLostError, StratagemError
-from stratagem_proto.v1.session_pb2 import ROLE_WORKER, AttendSessionRequest, OpenSessionResponse
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_WORKER,
+    AttendSessionRequest,
+    OpenSessionResponse,
+    RequestKey,
+)
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_rpc.channel import Deadlines
 from tests.simulation.network import Sent
@@ -117,14 +122,18 @@ class SimulatedConnection:
             return await self._repeated(request, DEADLINES)
         async with self._turn:
             session = await self.open()
-            request.stamp(session.next_key(self._steps, next_closure_key(self.peer)))
+            request.stamp(self._next_key(session, request))
             return await self._repeated(request, DEADLINES)
+
+    def _next_key(self, session: ServerSession, request: Request[Any]) -> RequestKey:
+        counted = self._steps.counted(self.peer, request)
+        return session.next_key(self._steps, next_closure_key(self.peer), counted)
 
     async def pipeline(self, request: Request[Result]) -> asyncio.Task[Result]:
         """Send a mutation; others may follow before its result is there."""
         async with self._turn:
             session = await self.open()
-            key = session.next_key(self._steps, next_closure_key(self.peer))
+            key = self._next_key(session, request)
             request.stamp(key)
             session.pipelined()
 

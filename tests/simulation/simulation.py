@@ -21,6 +21,7 @@ from tests.simulation.programs.optimizing import Optimizing
 from tests.simulation.programs.program import Program
 from tests.simulation.programs.publishing import Publishing
 from tests.simulation.programs.restarting import Restarting
+from tests.simulation.programs.sharing import Sharing
 from tests.simulation.programs.training import Training
 from tests.simulation.replicas.journal import replicas_watched
 from tests.simulation.replicas.pair import MOVING_STORMS, REPLICA_STORMS
@@ -55,6 +56,10 @@ _LOSING = 0.4
 # The part of the runs of `Observing` that are of `Publishing` instead, which is decided likewise.
 # One of those that stay comes upon a planted fault that few others find.
 _OBSERVING, _PUBLISHING = 0.05, 0.5
+
+# The part of the runs of `Optimizing` that are of `Sharing` instead, which is decided likewise.
+# Outside of it are seeds that have found faults.
+_OPTIMIZING, _SHARING = 0.3, 0.74
 
 # The part of the runs in which servers keep logs.
 _LOGGING = 0.35
@@ -116,6 +121,8 @@ def shape_of(world: World) -> Shape:
         return Shape(Losing(world), logs=True, replicated=False, moves=False)
     if isinstance(program, Observing) and _is_other("publishing", world, _PUBLISHING, _OBSERVING):
         program = Publishing(world)
+    if isinstance(program, Optimizing) and _is_other("sharing", world, _SHARING, _OPTIMIZING):
+        program = Sharing(world)
     keeps = not isinstance(program, Restarting)
     logs = keeps and world.chance.random() < _LOGGING
     drawn = world.chance.random() if keeps else 1.0

@@ -43,6 +43,7 @@ RARE = {
     "requests are not recorded that wait while a server begins to follow": (4214,),
     "shared memory is not copied": (72,),
     "steps are not held": (188,),
+    "the last counted step is forgotten": (430,),
     "the log is from shared memory": (66,),
     "the task is handed over to a server that has vanished": (782_860,),
     "what was answered is lost at the handover": (223,),

@@ -14,6 +14,7 @@ import pytest
 
 from tests.simulation.faults import FAULTS, REPLICA_FAULTS
 from tests.simulation.programs.publishing import Publishing
+from tests.simulation.programs.sharing import Sharing
 from tests.simulation.simulation import PROGRAMS, shape_of_seed, simulate
 
 pytestmark = pytest.mark.first
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.first
 SEEDS, FEW, FEW_VERSIONS = 120, 8, 3
 
 # Seeds beyond these that have found a fault.
-FOUND = (2277, 500_697, 701_476, 706_491, 719_704)
+FOUND = (109, 2277, 500_697, 701_476, 706_491, 719_704)
 
 _DIGEST = "from tests.simulation.test_simulation import digest; print(digest(range(6)))"
 
@@ -67,7 +68,8 @@ def test_no_seed_violates_a_promise() -> None:
     faults, programs = simulated((*FOUND, *range(SEEDS)))
     assert set(faults) == FAULTS | REPLICA_FAULTS
     assert min(faults[fault] for fault in FAULTS) > SEEDS // 10
-    assert set(programs) >= {Publishing.__name__, *(program.__name__ for program in PROGRAMS)}
+    others = (program.__name__ for program in PROGRAMS)
+    assert set(programs) >= {Publishing.__name__, Sharing.__name__, *others}
     for kind, least in (("logs", SEEDS // 5), ("replicas", SEEDS // 8), ("moving", SEEDS // 12)):
         assert sum(number for name, number in programs.items() if kind in name) > least
 

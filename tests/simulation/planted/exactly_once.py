@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.data_ledgers import DataLedger, Function
 from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.counted_steps import CountedSteps
 from stratagem_psserver.exactly_once.ledger import SessionLedger
 from stratagem_psserver.exactly_once.numbering import Admission, Apply, Numbering, WaitForEarlier
 from stratagem_psserver.exactly_once.sessions import Fence, Session
@@ -19,6 +20,7 @@ _draw = DataLedger.draw
 _finish = Numbering.finish
 _open = SessionLedger.open
 _outcome = Numbering.outcome
+_positions = CountedSteps.positions
 _record_mutation = ClosureLedger.finish
 
 
@@ -74,6 +76,23 @@ def _replaces_nobody(self: Fence, session: Session) -> bytes:
     return b""
 
 
+async def _repeats_step(
+    self: CountedSteps,
+    session: Session,
+    request: Any,
+    apply: Callable[[], Awaitable[Any]],
+    response_type: Any,
+) -> Any:
+    """Apply what a process repeats that was started again."""
+    self.begin(session, request)
+    return await apply()
+
+
+def _knows_first_step(self: CountedSteps, label: str) -> Any:
+    """Have a task go on from an earlier step than the one that it had begun."""
+    return _positions(self, label)[:1] if strikes() else _positions(self, label)
+
+
 FAULTS: Mapping[str, Plant] = {
     "a reply is not recorded": replaced(Numbering, "finish", _forgets_reply),
     "a reply is recorded too late": replaced(Numbering, "finish", _records_late),
@@ -82,5 +101,7 @@ FAULTS: Mapping[str, Plant] = {
     "a former process goes on": replaced(Fence, "replaced_by", _replaces_nobody),
     "requests overtake each other": replaced(Numbering, "admit", _applies_out_of_turn),
     "a function's mutation is forgotten": replaced(ClosureLedger, "finish", _forgets_mutation),
+    "a counted step is applied again": replaced(CountedSteps, "once", _repeats_step),
+    "the last counted step is forgotten": replaced(CountedSteps, "positions", _knows_first_step),
     "a batch is handed out twice": replaced(DataLedger, "draw", _hands_out_again),
 }

@@ -211,7 +211,7 @@ class StepCounter(LocalStepsTold):
     def load_state_dict(self, position: int) -> None:
         """Go on from the position of a checkpoint."""
         self.position, self.is_known = position, True
-        self._interval, self._states.unshared = None, False
+        self._interval, self._states.unshared, self._repeated = None, False, 0
 
     def require_positions(self, workers: Mapping[str, Any]) -> None:
         """Check that the program can go back to the positions of a checkpoint.
@@ -372,6 +372,8 @@ class StepCounter(LocalStepsTold):
             self._note_contributions()
 
     def _note_contributions(self) -> None:
+        if self._before_interval + 1 < self._repeated:
+            return  # what is left is of the step behind, which is repeated as well
         for group, contributions in self._contributed_before.items():
             self._counted[group] = self._counted.get(group, 0) + contributions
             self._store.step_tracker.go_on(group)
