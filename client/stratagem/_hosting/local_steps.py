@@ -176,8 +176,12 @@ class OwnSteps(OptimizerWrapper):
         """Meet the other workers, by a call that waits for them."""
         meet()
 
-    def _resumed(self) -> None:
-        """Go on where the process before was, as the program does that has resumed."""
+    def _resumed(self) -> bool:
+        """Go on where the process before was, as the program does that has resumed.
+
+        Return whether workers have lost what servers do not have either.
+        """
+        return False
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Refuse another group: give the wrapped optimizer all groups before.

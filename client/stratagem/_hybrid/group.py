@@ -37,18 +37,25 @@ class LostGroupError(UnavailableError):
     """A generation of the group cannot go on; what it was to reduce is reduced by the next one."""
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
     """What a worker says when it comes to a generation.
 
     Attributes:
         step: How many steps the dense parameters have taken that it has.
         worker: Its number.
         address: Where it lets the others meet, if it is the first of them.
+        has_joined: Whether it was in a generation before.
+        is_behind: Whether it has heard that all workers were lost since the servers' copy.
+        gradients: How many it has come with, those of its processes before included; 0 if nobody
+            knows.
     """
 
     step: int
     worker: int
     address: str
+    has_joined: bool
+    is_behind: bool
+    gradients: int
 
     @property
     def rank_key(self) -> tuple[int, int]:
@@ -142,8 +149,17 @@ class DenseGroup:
         """Whether nobody else is in this generation."""
         return self._links is None
 
-    def form(self, step: int) -> None:
-        """Come together with the others; afterwards `spread` gives all the first one's values.
+    @property
+    def is_later(self) -> bool:
+        """Whether there was a generation before this one."""
+        return self._generation > 1
+
+    def form(
+        self, step: int, has_joined: bool, is_behind: bool, gradients: int
+    ) -> Sequence[Member]:
+        """Come together with the others, who are told what a `Member` says; return all of them.
+
+        Afterwards `spread` gives all the first one's values.
 
         Raises:
             FailedPreconditionError: The servers are of an earlier release.
@@ -151,7 +167,8 @@ class DenseGroup:
             LostGroupError: One was lost meanwhile; try again.
         """
         self.leave()
-        own = _Member(step, self.worker, f"{self._host}:{self._port()}")
+        address = f"{self._host}:{self._port()}"
+        own = Member(step, self.worker, address, has_joined, is_behind, gradients)
         forming = self._forming(note=json.dumps(own).encode(), patience=self._patience)
         request = form_group(self.name, forming, self.num_workers, self._store.peer_seconds)
         answer = self._store.ask_first(request)
@@ -160,7 +177,7 @@ class DenseGroup:
                 "the first server is of a release that forms no groups of workers, which a "
                 "HybridOptimizer needs; bring the servers to this one"
             )
-        found = [(_Member(*json.loads(one.note)), one.task) for one in answer.members]
+        found = [(Member(*json.loads(one.note)), one.task) for one in answer.members]
         found.sort(key=lambda each: each[0].rank_key)
         self._generation = answer.generation
         self._members = tuple(task for _, task in found)
@@ -175,6 +192,7 @@ class DenseGroup:
             )
             self._links = self._linked(place)
         self._is_in = True
+        return [member for member, _ in found]
 
     def _port(self) -> int:
         """Return where this process lets others meet."""

@@ -23,7 +23,7 @@ from stratagem._hosting.local_steps import OwnSteps, hosting_of_own, parameters_
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.other_steps import leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import require_fresh
-from stratagem._hybrid.group import DenseGroup, LostGroupError
+from stratagem._hybrid.group import DenseGroup, LostGroupError, Member
 from stratagem._parameter_server.loaded_values import carry
 from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.variables.variable import RemoteVariable
@@ -39,6 +39,12 @@ _LOG = logging.getLogger("stratagem")
 
 # Workers that all wait for others reduce nothing, so often.
 _PAUSE_SECONDS = 0.02
+
+_BEHIND = (
+    "all workers were lost, and dense parameters are on the servers as they were saved last, while "
+    "tables have what was trained since; make the HybridOptimizer before resume(), which goes back "
+    "to the last checkpoint with both"
+)
 
 _PROGRESS = "progress"
 _LENGTH_BYTES = 8
@@ -281,12 +287,14 @@ class HybridOptimizer(OwnSteps):
         # before the others have told.
         self._gradients: int | None = None
         self._has_joined = self._is_inside = False
+        # Whether no worker has the dense part any more that the tables were trained with.
+        self._is_behind = False
         # Whether all have heard of a new generation; whether this worker has.
         self._is_due = self._is_outdated = self._have_met = False
         leave_to_local_steps(self._inner)
         hosting.optimizers_in_use.add(self)
-        if hosting.checkpoints.counter.is_resumed:
-            self._resumed()
+        if hosting.checkpoints.counter.is_resumed and self._resumed():
+            raise FailedPreconditionError(_BEHIND)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -424,7 +432,8 @@ class HybridOptimizer(OwnSteps):
         dense = self._dense
         while True:
             try:
-                self._group.form(dense.step)
+                told = self._has_joined, self._is_behind, self._gradients or 0
+                members = self._group.form(dense.step, *told)
                 values = [one.detach().cpu() for one in dense.parameters]
                 *found, packed = self._group.spread([*values, dense.packed()])
                 break
@@ -434,7 +443,27 @@ class HybridOptimizer(OwnSteps):
             for parameter, value in zip(dense.parameters, found, strict=True):
                 parameter.copy_(value)
         dense.unpack(packed)
+        self._note_loss(members)
         self._has_joined, self._is_due = True, False
+
+    def _note_loss(self, members: Sequence[Member]) -> None:
+        """Note that all workers were lost since the servers' copy, if so.
+
+        Who was in no generation before goes on with the copy; each knows how many gradients it has
+        come with, if its program counts.
+        """
+        if any(one.has_joined and not one.is_behind for one in members):
+            return
+        counted = self._dense.counted
+        self._is_behind = any(
+            one.is_behind or one.gradients > counted[one.worker] for one in members
+        )
+        if self._group.is_later and not (self._has_joined or self._is_behind):
+            _LOG.warning(
+                "no worker is left of those that have all-reduced before: dense parameters go on "
+                "as of their step %d, when servers got them last, and tables as they are",
+                self._dense.step,
+            )
 
     # What the hosting calls.
 
@@ -442,11 +471,15 @@ class HybridOptimizer(OwnSteps):
         """Adopt what was restored; who comes late begins with what the others have."""
         if self._is_inside:
             return
+        self._adopt()
+        if not self._has_joined and self._group.exists():
+            self._join()
+
+    def _adopt(self) -> None:
         if self._copy.is_behind():
             self._copy.adopt()
             self._gradients = self._dense.counted[self._group.worker]
-        if not self._has_joined and self._group.exists():
-            self._join()
+            self._is_behind = False
 
     def _keep(self) -> None:
         self._copy.write()
@@ -487,9 +520,14 @@ class HybridOptimizer(OwnSteps):
         if not self._is_inside:
             self._group.leave()
 
-    def _resumed(self) -> None:
-        states = self._hosting.checkpoints.states
-        states._register(self._group.name, _Gradients(self))
+    def _resumed(self) -> bool:
+        if self._alone is None:
+            self._adopt()
+            states = self._hosting.checkpoints.states
+            states._register(self._group.name, _Gradients(self))
+            if self._group.num_workers == 1 or self._group.exists():
+                self._join()
+        return self._is_behind
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the dense parameters and of what `tables` steps."""

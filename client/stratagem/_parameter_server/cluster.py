@@ -36,7 +36,11 @@ from stratagem._ps_client.transport import Traffic
 from stratagem._strategies.strategy import Strategy
 from stratagem._strategies.strategy_methods import no_servers
 from stratagem.consistency import Consistency, ConsistencyReport
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -189,13 +193,30 @@ class TrainingCluster:
         if self._store.training.is_whole:
             self._hosting.before_cut()
         resumption = self._checkpoints.resume(path, prepare, partial(self._finish, path))
+        if any([optimizer._resumed() for optimizer in self._hosting.own_steps()]):
+            self._go_back(path, resumption)
         self._refresh()
-        for optimizer in self._hosting.own_steps():
-            optimizer._resumed()
         if resumption.ended:
             # The one before may have ended where all others wait.
             self.barrier(_FINISHED, 0, None)
         return resumption
+
+    def _go_back(self, path: str | os.PathLike[str], resumption: Resumption) -> None:
+        """Have all go back to a checkpoint, since all workers were lost with what they held."""
+        _LOG.warning(
+            "all workers were lost, and with them what dense parameters had learnt since they were "
+            "saved: the run goes back to the last checkpoint in %r, tables included",
+            str(path),
+        )
+        try:
+            self.roll_back(path, strict=True)
+        except NotFoundError as error:
+            raise FailedPreconditionError(
+                "all workers were lost, and with them what dense parameters had learnt, which "
+                f"tables on the servers were trained with; and {error.message}. Restart the "
+                "servers to begin anew, and save now and then: all go back to what was saved"
+            ) from error
+        resumption.position = self._checkpoints.counter.position
 
     def _finish(self, path: str | os.PathLike[str], extra: Mapping[str, Any], keep: int) -> None:
         counter = self._checkpoints.counter

@@ -284,37 +284,63 @@ class Counts(torch.optim.Optimizer):
             parameter += (parameter.grad != 0).float()
 
 
-def test_a_run_that_resumes_counts_each_gradient_once(tmp_path: Path) -> None:
-    most, saved = 12, 5
+MOST, SAVED = 12, 5
 
-    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
-        with strategy.scope():
-            model = nn.Module()
-            model.seen = nn.Parameter(torch.zeros(2 * most))
-        optimizer = HybridOptimizer(Counts([model.seen]))
-        run = strategy.resume(tmp_path)
-        is_first = run.checkpoint == ""
 
-        def replica_step(number: int) -> None:
-            optimizer.zero_grad()
-            assert isinstance(model.seen, nn.Parameter)
-            model.seen[2 * number + worker].backward()
-            optimizer.step()
+def counted(
+    strategy: ParameterServerStrategy, worker: int, folder: Path, saved: int
+) -> list[list[float]]:
+    """Count each sample in a table and a dense parameter; the first time, end as if killed."""
+    samples = 2 * MOST
+    with strategy.scope():
+        model = nn.Module()
+        model.seen = nn.Parameter(torch.zeros(samples))
+        model.table = stratagem.nn.Embedding(samples, 1)
+        nn.init.zeros_(model.table.weight)
+    tables = DistributedOptimizer(torch.optim.SGD(model.table.parameters(), lr=1.0))
+    optimizer = HybridOptimizer(Counts([model.seen]), tables)
+    run = strategy.resume(folder)
+    is_first = not list(folder.iterdir()) or not run.checkpoint
 
-        for number in strategy.steps(most):
-            strategy.run(replica_step, args=(number,))
-            if is_first and number == saved and not worker:
-                strategy.save(tmp_path)
-            if is_first and number == saved + 3:
-                # As if all were lost, the servers included.
-                return []
-        run.finish()
-        found: list[float] = model.seen.detach().tolist()
-        return found
+    def replica_step(number: int) -> None:
+        optimizer.zero_grad()
+        sample = torch.tensor(2 * number + worker)
+        assert isinstance(model.seen, nn.Parameter)
+        (model.seen[sample] - model.table(sample).sum()).backward()
+        optimizer.step()
 
-    for expected in ([], [1.0] * 2 * most):
-        with cluster_of(2) as cluster:
-            assert cluster.run(program) == [expected] * 2
+    for number in strategy.steps(MOST):
+        strategy.run(replica_step, args=(number,))
+        if is_first and number == saved and not worker:
+            strategy.save(folder)
+        if is_first and number == SAVED + 3:
+            strategy.barrier("saved")
+            return []
+    run.finish()
+    strategy.refresh()
+    return [model.seen.tolist(), model.table.weight.detach()[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("saved", [SAVED, SAVED + 3])
+@pytest.mark.parametrize("servers_live", [False, True])
+def test_workers_that_were_all_lost_go_on_with_each_sample_once_in_either_part(
+    tmp_path: Path, servers_live: bool, saved: int, num_workers: int
+) -> None:
+    program = partial(counted, folder=tmp_path, saved=saved)
+    expected = [1.0 if sample % 2 < num_workers else 0.0 for sample in range(2 * MOST)]
+    with cluster_of(num_workers) as first, cluster_of(num_workers) as second:
+        assert first.run(program) == [[]] * num_workers
+        found = (first if servers_live else second).run(program)
+    assert found == [[expected, expected]] * num_workers
+
+
+def test_workers_that_were_all_lost_without_a_checkpoint_do_not_train_on(tmp_path: Path) -> None:
+    program = partial(counted, folder=tmp_path, saved=-1)
+    with cluster_of(2) as cluster:
+        assert cluster.run(program) == [[]] * 2
+        with pytest.raises(FailedPreconditionError, match="all workers were lost"):
+            cluster.run(program)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
