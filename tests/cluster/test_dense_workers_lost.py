@@ -108,6 +108,9 @@ with stratagem.ParameterServerStrategy(peer_seconds=600.0) as strategy:
             break
         strategy.run(step, args=(torch.tensor([3 * number + worker]),))
         taken = number + 1
+        if worker == 0 and (folder / "save").exists():
+            strategy.save(folder / "checkpoints")
+            (folder / "save").unlink()
         with open(folder / f"progress{worker}", "a") as file:
             file.write(f"{number} {time.time()}\\n")
         time.sleep(0.01)
@@ -159,8 +162,11 @@ class Worker:
         self.pid = self._workers.start(self.number)
 
     def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def output(self) -> str:
         return (self.folder / f"output{self.number}").read_text()[-3000:]
@@ -219,6 +225,27 @@ def goes_on(workers: list[Worker], since: float) -> bool:
     return all(sum(when > since for _, when in worker.steps()[-2:]) == 2 for worker in workers)
 
 
+def assert_each_sample_counts_once(folder: Path, workers: list[Worker]) -> None:
+    """Have all end, and look at each sample in either part."""
+    reached = max(number for one in workers for number, _ in one.steps())
+    (folder / "stop").write_text(str(reached + 100))
+    eventually(lambda: all(worker.has_ended for worker in workers), 600.0)
+    found = json.loads((folder / "found").read_text())
+    for number in range(WORKERS):
+        taken = int((folder / f"taken{number}").read_text())
+        assert taken > reached
+        for part in ("table", "dense"):
+            own = found[part][number::WORKERS]
+            assert own[:taken] == [1.0] * taken, (part, number)
+            assert own[taken:] == [0.0] * (MOST_STEPS - taken), (part, number)
+
+
+def go_on(workers: list[Worker]) -> None:
+    """Wait until all of some workers have finished steps from now on."""
+    began = time.time()
+    eventually(lambda: goes_on(workers, began), 120.0)
+
+
 def test_others_go_on_in_seconds_and_each_sample_counts_once(tmp_path: Path) -> None:
     draw, waits = random.Random(5), []
     with training(tmp_path) as workers:
@@ -233,18 +260,35 @@ def test_others_go_on_in_seconds_and_each_sample_counts_once(tmp_path: Path) -> 
             eventually(lambda killed=killed, others=others: goes_on(others, killed), 60.0)  # type: ignore[misc]
             waits.append(max(one.latest() for one in others) - killed)
             lost.start()
-            began = time.time()
-            eventually(lambda began=began: goes_on(workers, began), 120.0)  # type: ignore[misc]
-        reached = max(number for one in workers for number, _ in one.steps())
-        (tmp_path / "stop").write_text(str(reached + 100))
-        eventually(lambda: all(worker.has_ended for worker in workers), 600.0)
+            go_on(workers)
+        assert_each_sample_counts_once(tmp_path, workers)
     print("others went on after", [f"{one:.2f}" for one in waits])
     assert max(waits) < 10.0
-    found = json.loads((tmp_path / "found").read_text())
-    for number in range(WORKERS):
-        taken = int((tmp_path / f"taken{number}").read_text())
-        assert taken > reached
-        for part in ("table", "dense"):
-            own = found[part][number::WORKERS]
-            assert own[:taken] == [1.0] * taken, (part, number)
-            assert own[taken:] == [0.0] * (MOST_STEPS - taken), (part, number)
+
+
+def test_when_all_are_killed_tables_and_dense_layers_go_back_together(tmp_path: Path) -> None:
+    with training(tmp_path) as workers:
+        go_on(workers)
+        (tmp_path / "save").touch()
+        eventually(lambda: not (tmp_path / "save").exists(), 60.0)
+        go_on(workers)
+        for worker in workers:
+            worker.kill()
+        eventually(lambda: not any(worker.runs for worker in workers), 60.0)
+        for worker in workers:
+            worker.start()
+        go_on(workers)
+        assert_each_sample_counts_once(tmp_path, workers)
+
+
+@pytest.mark.parametrize("number", [2, 0])
+def test_a_worker_that_was_stopped_goes_on_with_the_others_values(
+    tmp_path: Path, number: int
+) -> None:
+    with training(tmp_path) as workers:
+        go_on(workers)
+        workers[number].signal(signal.SIGSTOP)
+        go_on([one for one in workers if one.number != number])
+        workers[number].signal(signal.SIGCONT)
+        go_on(workers)
+        assert_each_sample_counts_once(tmp_path, workers)

@@ -518,7 +518,17 @@ def _fragments(
 
 
 def hosting_of_own(parameters: Sequence[Parameter], what: str) -> Hosting | None:
-    """Return what hosts all of some parameters; None if they are of no strategy."""
+    """Return what hosts all of some parameters; None if they are of no strategy.
+
+    Raises:
+        InvalidArgumentError: They are of several, or this process has but shards of them.
+    """
+    if any(hasattr(one, "device_mesh") for one in parameters):
+        raise InvalidArgumentError(
+            f"{what} has been given parameters that fully_shard has divided, and needs whole ones, "
+            "of which each worker has a copy; leave fully_shard out, or train the sharded module "
+            "by a plain optimizer of torch, and its tables alone by a DistributedOptimizer"
+        )
     current = hosting_of(get_strategy().extended)
     if current is not None:
         current.adopter.adopt()

@@ -66,21 +66,21 @@ class Member(NamedTuple):
 class _GenerationLinks(Links):
     """The connections of one generation, which ends with the first failure."""
 
-    def __init__(self, place: WorkerPlace, timeout: float, has_lost: Callable[[], bool]) -> None:
-        self._has_lost, self._next_look = has_lost, _SILENT_SECONDS
+    def __init__(self, place: WorkerPlace, timeout: float, has_ended: Callable[[], bool]) -> None:
+        self._has_ended, self._next_look = has_ended, _SILENT_SECONDS
         super().__init__(place, _CONNECT_SECONDS)
         for group in self._groups.values():
             group._set_default_timeout(timedelta(seconds=timeout))  # type: ignore[attr-defined]
 
     def _look(self, waited: float) -> None:
-        """Also notice a worker that is stopped, or cut off: its connections stay open."""
+        """Also notice who is stopped, or cut off, even if it is this one: connections stay open."""
         super()._look(waited)
         if waited < 1.0:
             self._next_look = _SILENT_SECONDS
         elif waited >= self._next_look:
             self._next_look = waited + _SILENT_SECONDS
-            if self._has_lost():
-                raise RuntimeError("a worker is not heard of any more")
+            if self._has_ended():
+                raise RuntimeError("a worker is not heard of any more, or has gone on with others")
 
     def _failed(self, error: RuntimeError) -> StratagemError:
         return LostGroupError(str(error).splitlines()[0], task=self._place.name)
@@ -222,7 +222,7 @@ class DenseGroup:
         links = None
         failed: Exception | None = None
         try:
-            links = _GenerationLinks(place, self._store.peer_seconds, self._has_lost)
+            links = _GenerationLinks(place, self._store.peer_seconds, self._has_ended)
         except Exception as error:
             failed = _lost(error) if isinstance(error, StratagemError) else error
         with self._connecting:
@@ -250,8 +250,10 @@ class DenseGroup:
         """Ask what there is on the servers."""
         return self._store.ask_first(form_group(self.name, self._forming(), self.num_workers, 0.0))
 
-    def _has_lost(self) -> bool:
-        return self._looked().has_lost
+    def _has_ended(self) -> bool:
+        """Whether a member is lost, or the others have taken this one for lost."""
+        found = self._looked()
+        return found.has_lost or self._is_past(found)
 
     def exists(self) -> bool:
         """Whether there is a generation that others may be in."""

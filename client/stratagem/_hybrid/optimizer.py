@@ -258,6 +258,11 @@ class HybridOptimizer(OwnSteps):
         own = parameters_of(dense)
         hosting = hosting_of_own(own, "HybridOptimizer")
         self._alone: DistributedOptimizer | None = None
+        if hosting is None:
+            raise InvalidArgumentError(
+                "the dense parameters of a HybridOptimizer belong to no strategy, so that nobody "
+                "would reduce their gradients; build their module inside `with strategy.scope():`"
+            )
         if isinstance(hosting, RemoteHosting):
             self._begin(hosting, patience)
         else:
@@ -283,6 +288,7 @@ class HybridOptimizer(OwnSteps):
         self._copy, self._hosting = _ServersCopy(hosting, self._dense, name), hosting
         # A program that is started again goes on with what its servers have.
         self._copy.adopt()
+        self._buffer_names = [name for name, _ in hosting.adopter.buffers]
         # How many gradients this task has come with, those of its processes before included; None
         # before the others have told.
         self._gradients: int | None = None
@@ -429,22 +435,28 @@ class HybridOptimizer(OwnSteps):
 
     def _join(self) -> None:
         """Come together with the others, and take over the newest values."""
-        dense = self._dense
+        dense, buffers = self._dense, self._buffers()
         while True:
             try:
                 told = self._has_joined, self._is_behind, self._gradients or 0
                 members = self._group.form(dense.step, *told)
-                values = [one.detach().cpu() for one in dense.parameters]
+                values = [one.detach().cpu() for one in [*dense.parameters, *buffers]]
                 *found, packed = self._group.spread([*values, dense.packed()])
                 break
             except LostGroupError as error:
                 _LOG.warning("the workers that all-reduce come together again: %s", error)
         with torch.no_grad():
-            for parameter, value in zip(dense.parameters, found, strict=True):
-                parameter.copy_(value)
+            # Statistics are each worker's own; who has none yet begins with the first one's.
+            into = [*dense.parameters, *(() if self._has_joined else buffers)]
+            for own, value in zip(into, found, strict=False):
+                own.copy_(value)
         dense.unpack(packed)
         self._note_loss(members)
         self._has_joined, self._is_due = True, False
+
+    def _buffers(self) -> list[torch.Tensor]:
+        present = dict(self._hosting.adopter.buffers)
+        return [present[name] for name in self._buffer_names if name in present]
 
     def _note_loss(self, members: Sequence[Member]) -> None:
         """Note that all workers were lost since the servers' copy, if so.

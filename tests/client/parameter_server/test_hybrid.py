@@ -272,6 +272,30 @@ def test_who_has_fewer_steps_has_the_values_of_the_others_once_they_meet() -> No
     assert not torch.equal(first, alone[0])
 
 
+def test_who_comes_late_begins_with_the_buffers_of_another_worker() -> None:
+    def program(strategy: ParameterServerStrategy, worker: int) -> torch.Tensor:
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4))
+        optimizer = HybridOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        statistics = model[1].running_mean
+        assert isinstance(statistics, torch.Tensor)
+        statistics.fill_(1.0 + worker)
+
+        def replica_step() -> None:
+            optimizer.zero_grad()
+            model.eval()
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+
+        strategy.run(replica_step)
+        strategy.barrier()
+        return statistics
+
+    with cluster_of(2) as cluster:
+        found = cluster.run(program)
+    assert [one.tolist() for one in found] == [[1.0] * 4] * 2
+
+
 class Counts(torch.optim.Optimizer):
     """Counts for each element in how many steps it had a gradient."""
 
@@ -381,7 +405,13 @@ def test_without_a_cluster_each_part_is_stepped_here() -> None:
 
 
 def test_what_cannot_be_right_is_refused_by_name() -> None:
-    plain = nn.Linear(2, 2)
+    plain, sharded = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(InvalidArgumentError, match="belong to no strategy"):
+        HybridOptimizer(torch.optim.SGD(plain.parameters()))
+    for parameter in sharded.parameters():
+        parameter.device_mesh = "cpu:0"  # as those have that fully_shard has divided
+    with pytest.raises(InvalidArgumentError, match="fully_shard"):
+        HybridOptimizer(torch.optim.SGD(sharded.parameters()))
     with pytest.raises(InvalidTypeError, match="DistributedOptimizer"):
         HybridOptimizer(torch.optim.SGD(plain.parameters()), plain)  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="plain torch"):

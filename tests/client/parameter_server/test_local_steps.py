@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -162,6 +163,39 @@ def test_servers_apply_the_mean_of_differences_that_workers_share_together(name:
             np.testing.assert_allclose(found[worker][number], reference.values, atol=1e-5)
 
 
+def quantized(value: NDArray[Any], levels: int) -> NDArray[Any]:
+    """What arrives of each row in so many levels to either side of 0."""
+    scale = np.abs(value).max(1, keepdims=True) / np.float32(levels)
+    return np.round(value / scale) * scale
+
+
+@pytest.mark.parametrize(("compression", "levels"), [("int8", 127), ("int4", 7)])
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_what_compression_loses_of_a_difference_comes_with_the_next_one(
+    consistency: str, compression: str, levels: int
+) -> None:
+    in_turns = consistency == "async"
+    program = partial(shared_rounds, in_turns=in_turns, outer=NESTEROV, compression=compression)
+    with running(num_workers=WORKERS) as cluster:
+        found = cluster.run(program, consistency=consistency)
+    reference, lost = Reference(), np.zeros((WORKERS, 2, SIZE), np.float32)
+    starts = [reference.values] * WORKERS
+    for number in range(ROUNDS):
+        sent = []
+        for worker, start in enumerate(starts):
+            whole = start - local_round(start, worker, number) + lost[worker]
+            sent.append(quantized(whole, levels))
+            lost[worker] = whole - sent[worker]
+            if in_turns:
+                reference.nesterov(sent[worker])
+                starts[worker] = reference.values
+        if not in_turns:
+            reference.nesterov(np.mean(sent, axis=0))
+            starts = [reference.values] * WORKERS
+        for worker in range(WORKERS):
+            np.testing.assert_allclose(found[worker][number], starts[worker], atol=1e-5)
+
+
 def test_steps_of_one_and_sgd_that_adds_differences_train_as_the_servers_alone() -> None:
     def trained(wrap: Callable[[SGD], Any]) -> list[torch.Tensor]:
         with running() as cluster, cluster.strategy() as strategy:
@@ -269,6 +303,34 @@ def test_steps_may_be_counted_in_seconds() -> None:
         assert (strategy.traffic() - before).sent_bytes > BYTES
         never = LocalSteps(SGD(worker.model.parameters(), lr=LR), seconds=1e9)
         assert never.outer
+
+
+def shared_by_time(
+    strategy: ParameterServerStrategy, number: int, pauses: Sequence[float]
+) -> list[int]:
+    """How many local steps some shares have, between which only those change the values."""
+    worker, steps = Worker(strategy, number, outer=PLAIN, seconds=0.3), [0]
+    strategy.barrier("made")
+    local = worker.values()
+    while len(steps) <= ROUNDS:
+        time.sleep(pauses[number])
+        local = local - LR * gradient(number, worker.taken).numpy()
+        before = strategy.traffic().sent_bytes
+        worker.step()
+        steps[-1] += 1
+        if strategy.traffic().sent_bytes > before + BYTES:
+            local = worker.values()
+            steps.append(0)
+        else:
+            np.testing.assert_allclose(worker.values(), local, atol=1e-5)
+    return steps[:-1]
+
+
+def test_slow_workers_take_fewer_steps_between_shares_by_time() -> None:
+    with running(num_workers=2) as cluster:
+        fast, slow = cluster.run(partial(shared_by_time, pauses=(0.001, 0.1)))
+    assert max(slow) <= 4
+    assert sum(fast) > 2 * sum(slow)
 
 
 def test_a_worker_that_joins_begins_with_what_the_servers_have() -> None:
