@@ -63,8 +63,18 @@ def shapes_of_state(optimizer: Optimizer) -> dict[Parameter, dict[str, torch.Ten
 
 
 def _stepped(optimizer: Optimizer, device: str) -> dict[Parameter, dict[str, torch.Tensor]]:
-    own = [one for group in optimizer.param_groups for one in group["params"]]
-    copies = [Parameter(torch.zeros_like(one, device=device), one.requires_grad) for one in own]
+    probe = stepped_copy(optimizer, device)
+    pairs = zip(_parameters(optimizer), _parameters(probe), strict=True)
+    return {
+        one: on_cpu(optimizer, probe.state.get(made, {}) if one.requires_grad else {}, device)
+        for one, made in pairs
+    }
+
+
+def stepped_copy(optimizer: Optimizer, device: str = "cpu") -> Optimizer:
+    """Return a copy that has taken a step of other parameters, so that it has all of its state."""
+    own = _parameters(optimizer)
+    copies = [Parameter(torch.zeros_like(one, device=device)) for one in own]
     probe = copy.deepcopy(optimizer, {id(one): made for one, made in zip(own, copies, strict=True)})
     leave_to_local_steps(probe)
     for group in probe.param_groups:
@@ -74,9 +84,10 @@ def _stepped(optimizer: Optimizer, device: str) -> dict[Parameter, dict[str, tor
             if isinstance(value, torch.Tensor) and value.dim():
                 state[key] = value.to(device)
     for made in copies:
-        made.grad = torch.zeros_like(made) if made.requires_grad else None
+        made.grad = torch.zeros_like(made)
     probe.step()
-    return {
-        one: on_cpu(optimizer, probe.state.get(made, {}), device)
-        for one, made in zip(own, copies, strict=True)
-    }
+    return probe
+
+
+def _parameters(optimizer: Optimizer) -> list[Parameter]:
+    return [one for group in optimizer.param_groups for one in group["params"]]

@@ -13,12 +13,12 @@ from typing import Any, overload
 
 import safetensors.torch
 import torch
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from stratagem._core.contexts import entered
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.inner_state import stepped_copy
 from stratagem._hosting.local_steps import OwnSteps, hosting_of_own, parameters_of
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._hosting.other_steps import leave_to_local_steps
@@ -67,7 +67,15 @@ class _Dense:
         self.step, self.counted = 0, [0] * _MOST_WORKERS
         # Some have state from the beginning.
         self._first_state = copy.deepcopy([optimizer.state.get(one) for one in self.parameters])
-        self.room = _LENGTH_BYTES + len(self._packed(_after_a_step(optimizer)))
+        try:
+            self.room = _LENGTH_BYTES + len(self._packed(stepped_copy(optimizer)))
+        except InvalidTypeError:
+            raise
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"{type(optimizer).__name__} cannot step by gradients alone: {error}; give the "
+                "dense part an optimizer that can, such as those of torch.optim but for LBFGS"
+            ) from error
 
     def _packed(self, optimizer: Optimizer) -> bytes:
         tensors = {_PROGRESS: torch.tensor([self.step, *self.counted])}
@@ -116,28 +124,6 @@ class _Dense:
 
 def _number_dtype(value: float) -> torch.dtype:
     return torch.float64 if isinstance(value, float) else torch.int64
-
-
-def _after_a_step(optimizer: Optimizer) -> Optimizer:
-    """Return a copy that has taken a step of other parameters, so that it has all of its state."""
-    probe = copy.copy(optimizer)
-    leave_to_local_steps(probe)
-    probe.state, probe.param_groups = defaultdict(dict), []
-    for group in optimizer.param_groups:
-        zeros = [Parameter(torch.zeros_like(one.detach())) for one in group["params"]]
-        for zero, one in zip(zeros, group["params"], strict=True):
-            zero.grad = torch.zeros_like(zero)
-            if one in optimizer.state:
-                probe.state[zero] = copy.deepcopy(optimizer.state[one])
-        probe.param_groups.append({**group, "params": zeros})
-    try:
-        probe.step()
-    except Exception as error:
-        raise InvalidArgumentError(
-            f"{type(optimizer).__name__} cannot step by gradients alone: {error}; give the dense "
-            "part an optimizer that can, such as those of torch.optim but for LBFGS"
-        ) from error
-    return probe
 
 
 class _ServersCopy:

@@ -319,9 +319,9 @@ def counted(
     with strategy.scope():
         model = nn.Module()
         model.seen = nn.Parameter(torch.zeros(samples))
-        model.table = stratagem.nn.Embedding(samples, 1)
-        nn.init.zeros_(model.table.weight)
-    tables = DistributedOptimizer(torch.optim.SGD(model.table.parameters(), lr=1.0))
+        table = model.table = stratagem.nn.Embedding(samples, 1)
+        nn.init.zeros_(table.weight)
+    tables = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
     optimizer = HybridOptimizer(Counts([model.seen]), tables)
     run = strategy.resume(folder)
     is_first = not list(folder.iterdir()) or not run.checkpoint
@@ -330,7 +330,7 @@ def counted(
         optimizer.zero_grad()
         sample = torch.tensor(2 * number + worker)
         assert isinstance(model.seen, nn.Parameter)
-        (model.seen[sample] - model.table(sample).sum()).backward()
+        (model.seen[sample] - table(sample).sum()).backward()
         optimizer.step()
 
     for number in strategy.steps(MOST):
@@ -342,7 +342,7 @@ def counted(
             return []
     run.finish()
     strategy.refresh()
-    return [model.seen.tolist(), model.table.weight.detach()[:, 0].tolist()]
+    return [model.seen.tolist(), table.weight.detach()[:, 0].tolist()]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -383,6 +383,34 @@ def test_the_state_of_any_optimizer_of_tensors_and_numbers_is_kept(
         assert [trainer.step(3), trainer.step(4)] == expected
 
 
+def unfreezing(strategy: ParameterServerStrategy, folder: Path, steps: Sequence[int]) -> list[Any]:
+    """Train a tower whose first layer is frozen for two steps, and save it after the third."""
+    with strategy.scope():
+        model = tower()
+    model[0].requires_grad_(False)
+    optimizer = HybridOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    if steps[0]:
+        strategy.restore(folder)
+    for step in steps:
+        model[0].requires_grad_(step > 1)
+        optimizer.zero_grad()
+        # Twice, as where gradients are accumulated.
+        tower_loss(model, 0, step).backward()
+        tower_loss(model, 1, step).backward()
+        optimizer.step()
+        if step == 2:
+            strategy.save(folder)
+    return [one.tolist() for one in model.parameters()]
+
+
+def test_a_layer_that_is_frozen_at_first_is_trained_later_and_saved(tmp_path: Path) -> None:
+    found = []
+    for steps in (range(5), range(3, 5)):
+        with cluster_of(1) as cluster, cluster.strategy() as strategy:
+            found.append(unfreezing(strategy, tmp_path, steps))
+    assert found[0] == found[1]
+
+
 def test_a_program_that_is_started_again_goes_on_with_what_was_saved(tmp_path: Path) -> None:
     with cluster_of(1) as cluster:
         with cluster.strategy() as strategy:
@@ -409,7 +437,7 @@ def test_what_cannot_be_right_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match="belong to no strategy"):
         HybridOptimizer(torch.optim.SGD(plain.parameters()))
     for parameter in sharded.parameters():
-        parameter.device_mesh = "cpu:0"  # as those have that fully_shard has divided
+        parameter.device_mesh = "cpu:0"  # type: ignore[attr-defined] # as those have that fully_shard has divided
     with pytest.raises(InvalidArgumentError, match="fully_shard"):
         HybridOptimizer(torch.optim.SGD(sharded.parameters()))
     with pytest.raises(InvalidTypeError, match="DistributedOptimizer"):
