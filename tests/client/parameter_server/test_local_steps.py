@@ -166,7 +166,8 @@ def test_servers_apply_the_mean_of_differences_that_workers_share_together(name:
 def quantized(value: NDArray[Any], levels: int) -> NDArray[Any]:
     """What arrives of each row in so many levels to either side of 0."""
     scale = np.abs(value).max(1, keepdims=True) / np.float32(levels)
-    return np.round(value / scale) * scale
+    found: NDArray[Any] = np.round(value / scale) * scale
+    return found
 
 
 @pytest.mark.parametrize(("compression", "levels"), [("int8", 127), ("int4", 7)])
@@ -311,7 +312,7 @@ def shared_by_time(
     """How many local steps some shares have, between which only those change the values."""
     worker, steps = Worker(strategy, number, outer=PLAIN, seconds=0.3), [0]
     strategy.barrier("made")
-    local = worker.values()
+    local: NDArray[Any] = worker.values()
     while len(steps) <= ROUNDS:
         time.sleep(pauses[number])
         local = local - LR * gradient(number, worker.taken).numpy()
