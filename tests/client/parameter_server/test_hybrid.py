@@ -160,7 +160,7 @@ def tower() -> nn.Sequential:
 
 def tower_loss(model: nn.Module, worker: int, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * worker + step)
-    inputs = torch.randn(16, WIDTH, generator=generator)
+    inputs = torch.randn(16, WIDTH, generator=generator).to(next(model.parameters()).device)
     found: torch.Tensor = (model(inputs) - inputs.flip(0)).square().mean()
     return found
 
@@ -192,6 +192,38 @@ def test_two_workers_come_to_the_bytes_of_data_parallel_training(tmp_path: Path)
     for rank, own in enumerate(found):
         expected = torch.load(tmp_path / str(rank))
         assert all(torch.equal(one, other) for one, other in zip(own, expected, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_dense_layers_on_gpus_take_the_steps_of_their_mean_gradients() -> None:
+    initial = tower().state_dict()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[torch.Tensor]:
+        with strategy.scope():
+            model = tower()
+            model.load_state_dict(initial)
+        optimizer = HybridOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+        def replica_step(step: int) -> None:
+            optimizer.zero_grad()
+            tower_loss(model, worker, step).backward()
+            optimizer.step()
+
+        for step in range(STEPS):
+            strategy.run(replica_step, args=(step,))
+        assert all(one.is_cuda for one in model.parameters())
+        return [one.detach().cpu() for one in model.parameters()]
+
+    model = tower()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.stack([tower_loss(model, worker, step) for worker in range(2)]).mean().backward()
+        optimizer.step()
+    with cluster_of(2) as cluster:
+        for found in cluster.run(program):
+            torch.testing.assert_close(found, [*model.parameters()], rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_sends_servers_the_bytes_of_tables_alone() -> None:
@@ -312,7 +344,11 @@ MOST, SAVED = 12, 5
 
 
 def counted(
-    strategy: ParameterServerStrategy, worker: int, folder: Path, saved: int
+    strategy: ParameterServerStrategy,
+    worker: int,
+    folder: Path,
+    saved: int,
+    rolls_back: bool = False,
 ) -> list[list[float]]:
     """Count each sample in a table and a dense parameter; the first time, end as if killed."""
     samples = 2 * MOST
@@ -339,7 +375,10 @@ def counted(
             strategy.save(folder)
         if is_first and number == SAVED + 3:
             strategy.barrier("saved")
-            return []
+            if not rolls_back:
+                return []
+            is_first = False
+            strategy.roll_back(folder)
     run.finish()
     strategy.refresh()
     return [model.seen.tolist(), table.weight.detach()[:, 0].tolist()]
@@ -357,6 +396,14 @@ def test_workers_that_were_all_lost_go_on_with_each_sample_once_in_either_part(
         assert first.run(program) == [[]] * num_workers
         found = (first if servers_live else second).run(program)
     assert found == [[expected, expected]] * num_workers
+
+
+def test_workers_that_roll_back_train_on_with_each_sample_once_in_either_part(
+    tmp_path: Path,
+) -> None:
+    with cluster_of(2) as cluster:
+        found = cluster.run(partial(counted, folder=tmp_path, saved=SAVED, rolls_back=True))
+    assert found == [[[1.0] * 2 * MOST] * 2] * 2
 
 
 def test_workers_that_were_all_lost_without_a_checkpoint_do_not_train_on(tmp_path: Path) -> None:

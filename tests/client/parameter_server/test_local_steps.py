@@ -279,6 +279,30 @@ def test_fragments_are_shared_one_after_the_other() -> None:
         assert all(stayed)
 
 
+def fragments_of(strategy: ParameterServerStrategy, number: int) -> list[NDArray[Any]]:
+    """What a worker has after each of some steps, two parts of which are shared by turns."""
+    worker, found = Worker(strategy, number, outer=partial(SGD, lr=0.5), every=4, fragments=2), []
+    for _ in range(8):
+        worker.step()
+        found.append(worker.values())
+    return found
+
+
+def test_workers_share_the_same_fragment_together() -> None:
+    with running(num_workers=WORKERS) as cluster:
+        found = cluster.run(fragments_of, consistency="sync")
+    shared = np.ones((2, SIZE), np.float32)
+    own = np.stack([shared] * WORKERS)
+    for step in range(8):
+        own -= LR * np.stack([gradient(worker, step).numpy() for worker in range(WORKERS)])
+        if step % 2:
+            part = step % 4 // 2
+            shared[part] -= 0.5 * (shared[part] - own[:, part].mean(0))
+            own[:, part] = shared[part]
+        for worker in range(WORKERS):
+            np.testing.assert_allclose(found[worker][step], own[worker], atol=1e-5)
+
+
 def _shared(worker: Worker, place: int) -> torch.Tensor:
     """What the servers have of a fragment's only parameter."""
     (parameter,) = worker.optimizer.outer[place].param_groups[0]["params"]
