@@ -214,7 +214,7 @@ sbom: dist ## List what an installed wheel consists of, in build/sbom.
 	rm -rf build/sbom/venv
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels, with hashes.
-	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes,tls]"
+	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[deltas,examples,kubernetes,tls]"
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) --no-deps recbole
 	$(HASHED) "stratagem[deltas,kubernetes,tls]" > $(WHEELS)/server.txt
 	$(HASHED) "stratagem[deltas,examples,kubernetes,tls]" > $(WHEELS)/worker.txt
