@@ -84,6 +84,15 @@ class ServerOptions(ServingOptions):
         "kubernetes:NAMESPACE/NAME, a Lease; or etcd:HOST:PORT[,HOST:PORT...]/PREFIX. With one "
         "replica, where the task is, which may then move.",
     )
+    tasks: int = Field(
+        0,
+        ge=0,
+        description="Tasks that servers with an arbiter share, as many as there may be servers one "
+        "day; 0 for one on each.",
+    )
+    servers: int = Field(
+        0, ge=0, description="Servers that begin with these tasks; those that join later have none."
+    )
     advertise: str = Field(
         "", description="HOST:PORT at which others reach this replica; the default is --bind."
     )

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import servers_pb2 as pb
-from stratagem_proto.v1.replication_pb2 import View
+from stratagem_proto.v1.replication_pb2 import Replica, View
 from stratagem_proto.wire.status import from_rpc_error
 from stratagem_psserver.replicated_service import ReplicatedService
 from stratagem_psserver.replication.arbiter import Arbiter
@@ -41,6 +41,19 @@ class Locations:
     async def view_of(self, task: int) -> View | None:
         """Return the view of a task; None if no server has begun it; raise as `Arbiter.read`."""
         return await (await self._arbiter_of(task)).read()
+
+    async def begin(self, task: int) -> tuple[int, View]:
+        """Have this server serve a task that none has begun; return it with its view.
+
+        Raises:
+            UnavailableError: The arbiter cannot be reached.
+            DataLossError: What it has is no view.
+        """
+        # The server of that number takes it as its own of before.
+        first = View(epoch=1, primary=Replica(index=self._settings.server_number))
+        while (view := await self.view_of(task)) is None:
+            await (await self._arbiter_of(task)).replace(None, first)
+        return task, view
 
     async def views_of(self, tasks: Iterable[int]) -> Mapping[int, View]:
         """Return the views of those tasks among some that a server has begun."""
@@ -123,10 +136,11 @@ class ServedTasks:
         return f"server {self.number}"
 
     async def recover(self) -> None:
-        """Serve again what an earlier process with the number of this server has served."""
+        """Begin the tasks of this server, or serve what an earlier process of its number has."""
         while True:
             try:
-                for task, view in (await self.locations.all()).items():
+                shared = [await self.locations.begin(each) for each in self._settings.first_shared]
+                for task, view in {**dict(shared), **await self.locations.all()}.items():
                     if self.number in _numbers(view):
                         await self._server_of(task)
                 return
@@ -221,6 +235,8 @@ def _elsewhere(settings: ServerSettings, task: int) -> ServerSettings:
     return replace(
         settings,
         task=task,
+        tasks=0,
+        servers=0,
         server=settings.server_number,
         bind=_any_port(settings.bind),
         health_bind=_any_port(settings.health_bind),

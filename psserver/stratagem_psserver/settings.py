@@ -102,6 +102,10 @@ class ServerSettings(ServingSettings):
             "kubernetes:NAMESPACE/NAME" of a Lease, or "etcd:HOST:PORT[,HOST:PORT...]/PREFIX".
             With one replica it keeps which server serves the task, which may then move to another
             one; "" if it cannot.
+        tasks: How many tasks the servers of a cluster share at first, as many as there may be
+            servers one day; 0 for one on each.
+        servers: How many servers share them: each begins with the tasks whose index, divided by
+            this, leaves its number. Servers that join later begin with none.
         server: The number of the server, where it serves a task that began elsewhere; None where
             the task has the server's number.
         advertise: The "host:port" at which others reach this replica; by default `bind`.
@@ -134,6 +138,8 @@ class ServerSettings(ServingSettings):
     replicas: int = 1
     replica: int = 0
     arbiter: str = ""
+    tasks: int = 0
+    servers: int = 0
     server: int | None = None
     advertise: str = ""
     failover_seconds: float = 1.0
@@ -170,6 +176,8 @@ class ServerSettings(ServingSettings):
             self._check_replicated()
         elif self.arbiter:
             self._check_movable()
+        if self.tasks or self.servers:
+            self._check_shared()
 
     def _check_tables(self) -> None:
         if self.table_bytes is not None:
@@ -202,6 +210,20 @@ class ServerSettings(ServingSettings):
                 "again would have a state of the past. Use log or none, or leave --arbiter out"
             )
 
+    def _check_shared(self) -> None:
+        told = f"{self.label} cannot share {self.tasks} tasks with {self.servers} servers"
+        if not self.is_movable:
+            raise InvalidArgumentError(
+                f"{told}, since its task stays where it is; give all of them the same --arbiter "
+                "and one replica, or leave --tasks and --servers out"
+            )
+        if not 1 <= self.servers <= self.tasks:
+            raise InvalidArgumentError(
+                f"{told}, each of which begins with one at least; give all of them the same "
+                "numbers: --tasks of the tasks that TF_CONFIG lists, and --servers of the servers "
+                "that begin with them, which may be fewer"
+            )
+
     @property
     def checkpoints(self) -> CheckpointPolicy:
         """What the server demands of checkpoints."""
@@ -217,6 +239,16 @@ class ServerSettings(ServingSettings):
     def server_number(self) -> int:
         """The number of the server, which is the index of the task that it begins with."""
         return self.task if self.server is None else self.server
+
+    @property
+    def first_shared(self) -> range:
+        """The tasks that the server begins with besides that of its number."""
+        is_first = self.server_number < self.servers
+        return (
+            range(self.server_number + self.servers, self.tasks, self.servers)
+            if is_first
+            else range(0)
+        )
 
     @property
     def certified_task(self) -> int:

@@ -18,6 +18,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.moves.servers import MovableServers, client_at, movable
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.unlogged
 
@@ -97,6 +98,32 @@ def test_a_task_is_watched_where_it_is(servers: MovableServers) -> None:
     assert (first.label, first.place.address) == ("ps:0", servers.located(1, 0)[0].primary.address)
     assert first.status and len(first.status.sessions) == 1
     assert (second.label, second.place) == ("ps:1", places[1])
+
+
+def test_a_task_that_began_with_another_one_is_watched_where_it_is_and_else_said_to_be_lost(
+    tmp_path: Path, token_file: str
+) -> None:
+    with movable(tmp_path, tasks=4, servers=2, durability="log") as servers:
+        eventually(lambda: (servers.tasks(0), servers.tasks(1)) == ([0, 2], [1, 3]))
+        places = [
+            ServerPlace(address, f"ps:{task}") for task, address in enumerate(servers.addresses)
+        ]
+        # A server of that number is not there yet.
+        places += [ServerPlace("127.0.0.1:9", f"ps:{task}") for task in (2, 3)]
+        found = ask(places, TOKEN, 5.0)
+        assert [(answer.label, answer.serves) for answer in found] == [
+            *(("ps:0", True), ("ps:1", True), ("ps:2", True), ("ps:3", True))
+        ]
+        known = [answer.place for answer in found]
+        servers.servers[0].stop(grace=0)
+        servers.start(0)
+        eventually(lambda: servers.tasks(0) == [0, 2])
+        # By then it has another port.
+        assert all(answer.serves for answer in ask(known, TOKEN, 5.0))
+        servers.servers[0].stop(grace=0)
+        (lost,) = [answer for answer in ask(known[2:], TOKEN, 5.0) if answer.is_missed]
+    assert "; by the word of other servers, server 0 at 127.0.0.1:" in lost.problem
+    assert lost.label == "ps:2"
 
 
 def test_a_task_that_can_move_needs_no_backup(servers: MovableServers) -> None:

@@ -26,6 +26,9 @@ from stratagem_psserver.cli import app
             ["--arbiter", "file:a", "--durability", "snapshot"],
             "cannot move with --durability snapshot",
         ),
+        (["--tasks", "4", "--servers", "2"], "since its task stays where it is; give all of them"),
+        (["--tasks", "4", "--arbiter", "file:a"], "cannot share 4 tasks with 0 servers, each of"),
+        (["--tasks", "1", "--servers", "2", "--arbiter", "file:a"], "which may be fewer"),
         (["--replica", "1"], "--replica 1 is none of the 1 of /job:ps/task:0"),
         (
             ["--replicas", "2", "--arbiter", "file:a", "--durability", "snapshot"],

@@ -20,6 +20,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     SessionLostError,
     StratagemError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
@@ -372,11 +373,15 @@ class Pending(Generic[Result]):
         """Raise a failure that ends the request."""
         if isinstance(error, SessionLostError) and not self._request.opens:
             self._owner.resume()
-        else:
+        elif not self._is_elsewhere(error):
             has_room = self._owner.has_room_for(self._request)
             # A server that was left may live on.
             run = None if self._transport.is_closed else (self._run, self._takeovers)
             self._retries.require_passing(error, run, has_room)
+
+    def _is_elsewhere(self, error: StratagemError) -> bool:
+        """Whether what answered is not who was meant, and the latter is known by now."""
+        return isinstance(error, UnauthenticatedError) and self._route.finds_host(self._transport)
 
     def _wait_for_server(self, error: StratagemError) -> None:
         """Return once it makes sense to send the request again; raise what ends it."""

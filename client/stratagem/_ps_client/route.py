@@ -36,6 +36,7 @@ from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.segment import Segment
 from stratagem_rpc.asking import Answer, Question, begin_status
+from stratagem_rpc.certificates.presented import presented
 from stratagem_rpc.channel import (
     ANY_PARAMETER_SERVER,
     Deadlines,
@@ -108,7 +109,8 @@ def _primary_of_task(call: Answer[pb.LocateTasksResponse]) -> PrimaryAddress | N
     view = found[0].view if found else None
     if view is None or not view.HasField("primary"):
         return None
-    return PrimaryAddress(view.primary.address, view.epoch, instance=view.primary.instance)
+    primary = view.primary
+    return PrimaryAddress(primary.address, view.epoch, True, primary.instance, primary.index)
 
 
 # A replica that does not say so sooner is busy, stopped or cut off, and asked again.
@@ -125,12 +127,14 @@ class PrimaryAddress(NamedTuple):
         epoch: The epoch of the view that says so; 0 of a server that has no replicas.
         has_backup: Whether another replica has all that it acknowledges, as far as is known.
         instance: Which state it serves, as in the view; empty if that is not known.
+        server: The number of the server, of a task that moves; None if it is not known.
     """
 
     address: str
     epoch: int
     has_backup: bool = True
     instance: bytes = b""
+    server: int | None = None
 
 
 class PrimarySearch:
@@ -424,7 +428,7 @@ class ServerRoute:
         with self._moving:
             if primary.epoch < self._epoch or self.closed.is_set():
                 return False
-            is_new = primary.address != self.address
+            is_new = primary.address != self.address or self._is_guest(primary)
             # The one that served first may not have been asked for its instance.
             if is_new or b"" != self._instance != primary.instance != b"":
                 self.takeovers += 1
@@ -433,15 +437,40 @@ class ServerRoute:
             self._epoch, self.has_backup = primary.epoch, primary.has_backup
             left = self.transport
             if is_new:
-                who = "by the replica " if self.is_replicated else ""
-                _LOG.warning("%s is served %sat %s now", self._task, who, primary.address)
+                self._tell_of(primary)
                 if not self.is_replicated:
                     # A task that has moved is with the server of another one.
-                    self.expected = Expected("ps")
+                    self.expected = Expected("ps", primary.server)
                 self.transport = ServerTransport(primary.address, self._token, self.expected)
         if is_new:
             left.close()
         return True
+
+    def finds_host(self, failed: ServerTransport) -> bool:
+        """Whether a server of another number was found to have the task, where it is listed.
+
+        Only a certificate tells: each names the number of a server, and that of the task was
+        expected.
+
+        Args:
+            failed: By which another certificate was shown.
+        """
+        with self._finding:
+            if failed is not self.transport:
+                return True
+            is_certified = presented() is not None and not self.is_replicated
+            found = self._directory.find(self._epoch) if is_certified else None
+            return found is not None and self._is_guest(found) and self._follow(found)
+
+    def _is_guest(self, primary: PrimaryAddress) -> bool:
+        """Whether a task is where it is listed, with a server that is not that of its number."""
+        is_own = primary.server in (None, self._index) or self.is_replicated
+        return not is_own and self.expected.task == self._index
+
+    def _tell_of(self, primary: PrimaryAddress) -> None:
+        if primary.address != self.address:
+            who = "by the replica " if self.is_replicated else ""
+            _LOG.warning("%s is served %sat %s now", self._task, who, primary.address)
 
     def move(self, address: str) -> None:
         """Send attempts to another address, or to other replicas, unless it is empty."""

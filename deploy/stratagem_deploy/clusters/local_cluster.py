@@ -18,8 +18,6 @@ from stratagem_deploy.clusters.local_tasks import LocalWorker, Tasks, processes,
 from stratagem_deploy.clusters.plan import (
     Storage,
     arbiter_folder,
-    begin_tasks,
-    check_certified,
     check_servers,
     planned,
 )
@@ -126,8 +124,6 @@ class LocalCluster(Cluster):
         )
         plan = planned(ps, workers, worker_servers, lease_seconds, folders, replicas)
         check_servers(ps, folders, replicas, movable, tasks)
-        if tls:
-            check_certified(tasks)
         super().__init__(replace(plan, movable=movable, tls=tls, tasks=tasks))
         if tls and not processes:
             raise InvalidArgumentError(
@@ -271,7 +267,6 @@ class LocalCluster(Cluster):
         directory = PrivateDirectory()
         resources.callback(directory.close)
         arbiter = arbiter_folder(self._plan.storage, directory.path)
-        begin_tasks(arbiter, self._plan.tasks, self._plan.ps)
         if not self._processes:
             return threads(self._plan, self._addresses, arbiter)
         authority = self._certified(directory.path, resources) if self._plan.tls else None

@@ -244,7 +244,9 @@ def threads(plan: Plan, addresses: Addresses, arbiter: Path) -> Tasks:
 
     def new_replica(job: str, index: int, address: str, number: int) -> RestartableServer:
         movable = plan.movable and job == "ps"
-        replication = replica_settings(plan.replicas_of(job), number, arbiter, movable)
+        replication = replica_settings(
+            plan.replicas_of(job), number, arbiter, movable, plan.tasks, plan.ps
+        )
         return ServerThread(partial(plan.new_server, job, index, address, replication=replication))
 
     workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
@@ -294,7 +296,9 @@ def processes(
             options = both
         else:
             own = {**(patience_for_restarts() if plan.workers else {})}
-            replication = replica_options(plan.replicas, number, arbiter, plan.movable)
+            replication = replica_options(
+                plan.replicas, number, arbiter, plan.movable, plan.tasks, plan.ps
+            )
             options = (*both, *plan.storage.options, *replication)
         own |= certificates(job, index)
         replica = number if plan.replicas_of(job) > 1 else None

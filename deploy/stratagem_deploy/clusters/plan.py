@@ -178,20 +178,6 @@ def check_servers(
         _check_movable(ps, storage, replicas)
 
 
-def check_certified(tasks: int) -> None:
-    """Check that servers with certificates can have so many tasks.
-
-    Raises:
-        InvalidArgumentError: They share tasks. Clients expect a certificate of the task that they
-            ask for, until they hear from which server to expect one.
-    """
-    if tasks:
-        raise InvalidArgumentError(
-            "a server with a certificate begins with the task that its certificate names, and with "
-            "no other one; leave the number of tasks out, or the certificates"
-        )
-
-
 def _check_tasks(ps: int, movable: bool, tasks: int) -> None:
     if tasks and not movable:
         raise InvalidArgumentError(
@@ -252,19 +238,21 @@ def arbiter_folder(storage: Storage, private: Path) -> Path:
 
 
 def replica_settings(
-    replicas: int, replica: int, arbiter: Path, movable: bool
+    replicas: int, replica: int, arbiter: Path, movable: bool, tasks: int, servers: int
 ) -> Mapping[str, int | str]:
     """Return the settings by which a task has several processes, or may move; else none."""
-    if replicas == 1:
-        return {"arbiter": f"file:{arbiter}"} if movable else {}
-    return {"replicas": replicas, "replica": replica, "arbiter": f"file:{arbiter}"}
+    known = {"arbiter": f"file:{arbiter}"}
+    if replicas > 1:
+        return {"replicas": replicas, "replica": replica, **known}
+    shared = {"tasks": tasks, "servers": servers} if tasks else {}
+    return {**known, **shared} if movable else {}
 
 
 def replica_options(
-    replicas: int, replica: int, arbiter: Path, movable: bool = False
+    replicas: int, replica: int, arbiter: Path, movable: bool, tasks: int, servers: int
 ) -> tuple[str, ...]:
     """Return the same as options of a command line."""
-    settings = replica_settings(replicas, replica, arbiter, movable)
+    settings = replica_settings(replicas, replica, arbiter, movable, tasks, servers)
     return tuple(chain.from_iterable((f"--{name}", str(value)) for name, value in settings.items()))
 
 
@@ -291,30 +279,6 @@ def servers_with_tasks(arbiter: Path, tasks: int) -> Set[int]:
     registers = [FileRegister(str(arbiter), ServerSettings(task=task)) for task in range(tasks)]
     views = [register.read(Deadline(_READ_SECONDS)) for register in registers]
     return {view.primary.index for view in views if view is not None and view.HasField("primary")}
-
-
-def begin_tasks(arbiter: Path, tasks: int, servers: int) -> None:
-    """Have an arbiter of this host know on which server each task begins, unless it does already.
-
-    Args:
-        arbiter: Its folder.
-        tasks: How many tasks the cluster has.
-        servers: How many servers it begins with.
-
-    Raises:
-        UnavailableError: The disk fails.
-        DataLossError: A file of the arbiter is damaged.
-    """
-    # As above.
-    from stratagem_proto.v1.replication_pb2 import Replica, View
-    from stratagem_psserver.replication.arbiter import Deadline
-    from stratagem_psserver.replication.registers import FileRegister
-
-    for task in range(tasks):
-        # The server of that number takes it as its own of before.
-        view = View(epoch=1, primary=Replica(index=task % servers))
-        register = FileRegister(str(arbiter), ServerSettings(task=task))
-        register.replace(None, view, Deadline(_READ_SECONDS))
 
 
 _NO_REPLICATION: Mapping[str, int | str] = {}

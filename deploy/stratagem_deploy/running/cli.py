@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stratagem_deploy.clusters.plan import Storage, check_certified, check_servers
+from stratagem_deploy.clusters.plan import Storage, check_servers
 from stratagem_deploy.output import Display, JsonLines, Screen
 from stratagem_deploy.running.run import RunOptions, ScriptRun, ScriptSettings
 from stratagem_proto.configuration.commands import command
@@ -110,8 +110,6 @@ def run(
             options.table_folder,
         )
         check_servers(options.ps, folders, options.replicas, options.movable, options.tasks)
-        if tls:
-            check_certified(options.tasks)
         notice = notice_at(options.notice) if options.notice else None
     except (InvalidArgumentError, FailedPreconditionError) as error:
         raise typer.BadParameter(error.message) from error

@@ -25,7 +25,6 @@ from stratagem_deploy.certificates.subjects import LocalAuthority, Subject
 from stratagem_deploy.clusters.plan import (
     Storage,
     arbiter_folder,
-    begin_tasks,
     replica_options,
     servers_with_tasks,
 )
@@ -180,12 +179,16 @@ _ROUTINE_LEVELS = {"debug", "info"}
 _BESIDE = {"event", "level", "task", "server", "timestamp", "exception"}
 
 
+_OTHER_NAME = "No match found for server name"
+
+
 def for_people(line: str) -> Sequence[str]:
     """Return what a line of a server says, in lines for a terminal; none if it is routine."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
-        return [line]
+        # A client looks for a task where the server of another one has it, and finds out itself.
+        return [] if _OTHER_NAME in line else [line]
     if not isinstance(record, dict) or "level" not in record:
         return [line]
     if record["level"] in _ROUTINE_LEVELS:
@@ -242,11 +245,6 @@ class RunServers:
     def _with_tasks(self) -> Set[int]:
         return servers_with_tasks(self._arbiter, self._options.tasks or self._options.ps)
 
-    def begin_tasks(self) -> None:
-        """Give each server its share of the tasks, before it starts."""
-        if self._options.tasks:
-            begin_tasks(self._arbiter, self._options.tasks, self._options.ps)
-
     def places(self, own: Sequence[str], seconds: float) -> Sequence[str]:
         """Return where each task is found, once servers serve all of them.
 
@@ -279,7 +277,10 @@ class RunServers:
         }
 
         def new_replica(address: str, number: int) -> RestartableServer:
-            replication = replica_options(options.replicas, number, self._arbiter, options.movable)
+            replication = replica_options(
+                *(options.replicas, number, self._arbiter),
+                *(options.movable, options.tasks, options.ps),
+            )
             command = ServerCommand(
                 *("ps", index, address, credentials.token_file),
                 options=(*self._storage.options, *replication),
@@ -499,7 +500,6 @@ class ScriptRun:
         if self._options.coordinators:
             self._started += servers.new_workers(addresses["worker"])
         self._servers = servers
-        servers.begin_tasks()
         self._resources.enter_context(serving(self._started, _SERVER_START_SECONDS))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

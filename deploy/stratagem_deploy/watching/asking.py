@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,8 @@ from stratagem_proto.errors import (
     UnimplementedError,
 )
 from stratagem_proto.replica_addresses import replica_addresses, require_one_address
-from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, ReplicationStatus
+from stratagem_proto.v1 import servers_pb2
+from stratagem_proto.v1.replication_pb2 import STANDING_PRIMARY, Replica, ReplicationStatus
 from stratagem_proto.v1.status_pb2 import (
     GetStatusResponse,
     Histogram,
@@ -27,11 +29,13 @@ from stratagem_proto.v1.status_pb2 import (
     TableFilesStatus,
 )
 from stratagem_proto.wire.status import from_rpc_error
-from stratagem_rpc.asking import begin_status
-from stratagem_rpc.channel import open_channel
+from stratagem_rpc.asking import Answer, Question, begin_status, observer_handshake
+from stratagem_rpc.channel import ANY_PARAMETER_SERVER, open_channel
 from stratagem_rpc.serving.settings import check_server_address
 
 _OTHER_PORT = " This is probably its port for health checks; give the main one, that of --bind"
+
+_LOCATE = f"/{servers_pb2.DESCRIPTOR.services_by_name['ServersService'].full_name}/LocateTasks"
 
 _REFUSALS = (PermissionDeniedError, UnauthenticatedError)
 
@@ -246,11 +250,47 @@ def ask(
     """
     answers = _ask_once(places, token, timeout, with_variables)
     moved = {answer.task: answer.moved_to for answer in answers if answer.moved_to}
+    lost = [answer for answer in answers if answer.is_missed and not answer.refused]
+    known = _located(answers, token, timeout) if lost else {}
+    for answer in lost:
+        server = known.get(answer.task)
+        if server is not None and server.address != answer.place.address:
+            moved[answer.task] = server.address
     if not moved:
-        return answers
+        return [_explained(answer, known) for answer in answers]
     there = [ServerPlace(address, task) for task, address in moved.items()]
     found = dict(zip(moved, _ask_once(there, token, timeout, with_variables), strict=True))
-    return [found[answer.task] if answer.moved_to else answer for answer in answers]
+    return [_explained(found.get(answer.task, answer), known) for answer in answers]
+
+
+def _located(answers: Sequence[ServerAnswer], token: str, timeout: float) -> dict[str, Replica]:
+    """Return which server has which task, by the word of those whose tasks move."""
+    found: dict[str, tuple[int, Replica]] = {}
+    request = servers_pb2.LocateTasksRequest(asking=observer_handshake())
+    question = Question(_LOCATE, request, servers_pb2.LocateTasksResponse)
+    with ExitStack() as channels:
+        calls = []
+        for answer in answers:
+            if answer.replication is not None and answer.replication.is_movable:
+                opened = open_channel(answer.place.address, expected=ANY_PARAMETER_SERVER)
+                calls.append(Answer(channels.enter_context(opened), question, token, timeout))
+        for call in calls:
+            with suppress(grpc.RpcError):
+                for each in call.result().tasks:
+                    known = each.view.epoch, each.view.primary
+                    task = f"ps:{each.task}"
+                    if each.view.HasField("primary"):
+                        found[task] = max(found.get(task, known), known, key=itemgetter(0))
+    return {task: server for task, (_, server) in found.items()}
+
+
+def _explained(answer: ServerAnswer, known: Mapping[str, Replica]) -> ServerAnswer:
+    """Return an answer which says of a task that was not found who is to have it."""
+    server = known.get(answer.task)
+    if server is None or not answer.is_missed or answer.refused:
+        return answer
+    said = f"; by the word of other servers, server {server.index} at {server.address} has the task"
+    return replace(answer, problem=answer.problem + said)
 
 
 def _ask_once(

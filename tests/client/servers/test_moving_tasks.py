@@ -194,6 +194,23 @@ def test_a_program_that_comes_later_finds_a_task_whose_first_server_is_gone(
         assert [int(each.numpy()) for each in variables] == [*range(SERVERS)]
 
 
+def test_tasks_are_listed_where_servers_may_be_one_day(tmp_path: Path) -> None:
+    with movable(tmp_path, tasks=5, servers=2) as servers:
+        # Of the other three, no server is there, nor has its name an address.
+        places = [*servers.addresses, "127.0.0.1:9", "ps-3.invalid:2222", "127.0.0.1:9"]
+        with Cluster(places, 1).strategy() as strategy:
+            with strategy.scope():
+                variables = [Variable(torch.tensor(0), False, name=f"v{i}") for i in range(5)]
+            assert tasks_of(strategy) == {0: [0, 2, 4], 1: [1, 3]}
+            added = servers.start(2)
+            assert servers.tasks(2) == []
+            strategy.servers.add(added.address)
+            assert len(servers.tasks(2)) == 1
+            for each in variables:
+                each.assign_add(1)
+            assert [int(each.numpy()) for each in variables] == [1] * 5
+
+
 @pytest.mark.full("a program that comes later finds the task")
 def test_an_idle_program_follows_before_the_server_ends(servers: MovableServers) -> None:
     with Cluster(servers.addresses, 1).strategy() as strategy:

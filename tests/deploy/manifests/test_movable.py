@@ -20,10 +20,13 @@ def one(kind: str, name: str) -> Manifest:
     return found
 
 
-def test_there_is_a_server_for_each_task() -> None:
+def test_there_are_as_many_tasks_as_there_may_be_servers_and_fewer_begin_with_them() -> None:
     tasks = json.loads(one("ConfigMap", "cluster")["data"]["CLUSTER"])["ps"]
-    assert len(tasks) == one("StatefulSet", "ps")["spec"]["replicas"] == 4
-    assert [f"{pod.name}.ps:2222" for pod, _ in servers(OVERLAY)] == tasks
+    assert tasks == [f"ps-{number}.ps:2222" for number in range(4)]
+    assert one("StatefulSet", "ps")["spec"]["replicas"] == 2
+    assert [f"{pod.name}.ps:2222" for pod, _ in servers(OVERLAY)] == tasks[:2]
+    for _, given in servers(OVERLAY):
+        assert (given["tasks"], given["servers"]) == (4, 2)
 
 
 def test_their_tasks_can_move() -> None:
