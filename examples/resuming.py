@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -200,7 +199,8 @@ class Training:
             self.strategy.refresh()
             known[epoch] = rmse(self.model, self.held_out)
             if known[epoch] == known[: epoch + 1].min():
-                export(self.model, self.folder / "model.safetensors")
+                # For plain PyTorch, with tables of any size.
+                self.strategy.export(self.model, self.folder / "model.safetensors")
             self.errors.assign(known)
         self.strategy.barrier(f"evaluated-{epoch}")
         return self.errors.read_value()[: epoch + 1]
@@ -232,13 +232,6 @@ def train(resolver: ClusterResolver, folder: Path, options: Options) -> Result:
     return Result(float(errors.min()), len(errors), int(counts.min()), int(counts.max()))
 
 
-def export(model: nn.Module, path: Path) -> None:
-    """Writes a model for plain PyTorch; whoever reads meanwhile gets the one before."""
-    beside = path.with_suffix(".new")
-    save_file(model.state_dict(), beside)
-    beside.replace(path)
-
-
 def main() -> None:
     """Runs the worker that TF_CONFIG describes."""
     parser = ArgumentParser(description=main.__doc__)
@@ -251,7 +244,8 @@ def main() -> None:
     options = vars(parser.parse_args())
     resolver = TFConfigClusterResolver()
     folder = options.pop("folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not resolver.task_id:  # the other workers only read
+        folder.mkdir(parents=True, exist_ok=True)
     result = train(resolver, folder, Options(**options))
     if not resolver.task_id:
         print(

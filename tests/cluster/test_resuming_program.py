@@ -78,6 +78,11 @@ def kill_all(run: subprocess.Popen[str]) -> None:
     run.wait()
 
 
+def has_ended(run: subprocess.Popen[str]) -> bool:
+    """Whether it has come to its end."""
+    return run.poll() is not None
+
+
 def members(run: subprocess.Popen[str], what: str) -> list[int]:
     """The processes of a run whose command line has something, those that forked others first."""
     return sorted(pid for pid in descendants(run.pid) if what in command(pid))
@@ -100,10 +105,12 @@ def survive(run: Run, moments: int, seed: int) -> str:
             while moments:
                 moments -= 1
                 before = run.progress
-                with suppress(AssertionError):  # whoever starts may be killed, too
-                    eventually(lambda: run.progress != before, chance.uniform(0.5, 15.0))  # noqa: B023
+                # Whoever starts may be killed, too, but on a busy machine not every time.
+                patience = chance.uniform(0.5, 15.0) if chance.random() < 0.4 else 120.0
+                with suppress(AssertionError):
+                    eventually(lambda: run.progress != before or has_ended(process), patience)  # noqa: B023
                 time.sleep(chance.random() / 4)
-                if process.poll() is not None:
+                if has_ended(process):
                     break  # it has come to its end
                 victim = victims[moments % len(victims)]
                 if victim == "all":

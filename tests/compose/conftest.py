@@ -54,6 +54,13 @@ def durable_project(engine: Mapping[str, str], images: None) -> Iterator[Project
 
 
 @pytest.fixture
+def resuming_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
+    """As `durable_project`, with the program to copy."""
+    with _removed(engine, "durability", "resuming") as project:
+        yield project
+
+
+@pytest.fixture
 def served_project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """As `project`, with reader servers."""
     with _removed(engine, "serve") as project:

@@ -343,3 +343,38 @@ def test_the_end_waits_for_all_workers(tmp_path: Path) -> None:
         with pytest.raises((AbortedError, DeadlineExceededError)):
             run.finish()
         assert not run.ended
+
+
+def taking_turns(strategy: ParameterServerStrategy, folder: Path, death: int) -> list[float]:
+    """Steps two optimizers, of which each has gradients of what the other has done."""
+    with strategy.scope():
+        pair = torch.nn.ParameterList([torch.ones(2), torch.ones(2)])
+    optimizers = [
+        stratagem.DistributedOptimizer(torch.optim.SGD([one], lr=0.1, momentum=0.5)) for one in pair
+    ]
+
+    def step(turn: int) -> None:
+        pair[turn].grad = pair[1 - turn].detach().cos()
+        optimizers[turn].step()
+        if number == death:
+            raise Death
+
+    strategy.resume(folder)
+    for number in strategy.steps(10):
+        strategy.run(step, args=(number % 2,))
+    strategy.refresh()
+    return [float(one.detach().sum()) for one in pair]
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_two_optimizers_that_take_turns_come_to_the_same_whatever_dies(
+    tmp_path: Path, consistency: str
+) -> None:
+    with running(2) as cluster, cluster.strategy(consistency=consistency) as strategy:
+        quiet = taking_turns(strategy, tmp_path / "quiet", -1)
+    with running(2) as cluster:
+        for death in (0, 1, 4, 7, 9):
+            with cluster.strategy(consistency=consistency) as strategy, pytest.raises(Death):
+                taking_turns(strategy, tmp_path / "killed", death)
+        with cluster.strategy(consistency=consistency) as strategy:
+            assert taking_turns(strategy, tmp_path / "killed", -1) == quiet
