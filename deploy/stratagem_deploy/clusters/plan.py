@@ -249,7 +249,12 @@ def replica_settings(
 
 
 def replica_options(
-    replicas: int, replica: int, arbiter: Path, movable: bool, tasks: int, servers: int
+    replicas: int,
+    replica: int,
+    arbiter: Path,
+    movable: bool = False,
+    tasks: int = 0,
+    servers: int = 0,
 ) -> tuple[str, ...]:
     """Return the same as options of a command line."""
     settings = replica_settings(replicas, replica, arbiter, movable, tasks, servers)
