@@ -1,8 +1,8 @@
 """`python -m benchmarks.cold_rows`: lookups and pushes over tables four times their memory.
 
 Each step looks 4,096 ids up and takes a step of Adagrad over them; ids are drawn by Zipf's law with
-the exponent 1.05. Contestants take turns, each in a process of its own. RocksDB takes part where
-`rocksdict` is installed.
+the exponent 1.05. Contestants take turns, each in a process of its own: tables by themselves, and
+those of a server that a client trains over gRPC. RocksDB takes part where `rocksdict` is installed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,26 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.cold_rows.contestants import Measured
 from benchmarks.harness.machine import load, machine
 from benchmarks.harness.table import Table
 
+_SERVERS = (
+    "server, memory",
+    "server, disk",
+    "server, memory, lookahead",
+    "server, disk, lookahead",
+)
 
-def _measured(name: str, rows: int, steps: int, folder: Path | None) -> tuple[float, float]:
+
+def _measured(name: str, rows: int, steps: int, folder: Path | None) -> Measured:
+    module = "servers" if name in _SERVERS else "contestants"
     with TemporaryDirectory(dir=folder) as place:
-        command = [sys.executable, "-m", "benchmarks.cold_rows.contestants"]
+        command = [sys.executable, "-m", f"benchmarks.cold_rows.{module}"]
         told = subprocess.run(
             [*command, name, str(rows), str(steps), place], check=True, stdout=subprocess.PIPE
         )
-    rate, most = map(float, told.stdout.split())
-    return rate, most
+    return Measured(*map(float, told.stdout.split()))
 
 
 def main(
@@ -39,24 +47,31 @@ def main(
 ) -> None:
     """Measure and print a table."""
     print(machine(), f"load {load():.1f}", flush=True)
-    names = ["memory", "files", "files, announced"]
+    names = ["memory", "disk", "disk, announced"]
     if find_spec("rocksdict") is None:
         print("rocksdict is not installed, so RocksDB does not take part")
     else:
         names.append("rocksdict")
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    mosts = dict.fromkeys(names, 0.0)
+    found: dict[str, list[Measured]] = {name: [] for name in (*names, *_SERVERS)}
     for _ in range(turns):
-        for name in names:
-            rate, most = _measured(name, rows, steps, folder)
-            rates[name].append(rate)
-            mosts[name] = max(mosts[name], most)
-    in_memory = median(rates["memory"])
-    cells = [
-        [name, f"{median(each):.1f}", f"{median(each) / in_memory:.3f}", f"{mosts[name]:.0f}"]
-        for name, each in rates.items()
-    ]
-    print(Table(["rows in", "steps a second", "of memory", "most MB"], cells).markdown())
+        for name, each in found.items():
+            each.append(_measured(name, rows, steps, folder))
+    rates = {name: median([one.rate for one in each]) for name, each in found.items()}
+    cells = []
+    for name, each in found.items():
+        base = "server, memory" if name in _SERVERS else "memory"
+        if name.startswith("server") and "lookahead" in name:
+            base = "server, memory, lookahead"
+        most = max(one.most for one in each)
+        missed = median([one.missed for one in each])
+        row = [name, f"{rates[name]:.1f}", f"{rates[name] / rates[base]:.3f}"]
+        cells.append([*row, f"{most:.0f}", f"{missed:.0f}" if missed else ""])
+    of_disk = found["disk"]
+    bound = median([one.reads / one.missed for one in of_disk])
+    name = "bound: the disk's own random reads of as many pages at once"
+    cells.append([name, f"{bound:.1f}", f"{bound / rates['memory']:.3f}", "", cells[1][-1]])
+    head = ["rows in", "steps a second", "of memory", "most MB", "rows read a step"]
+    print(Table(head, cells).markdown())
     print(f"load {load():.1f}")
 
 

@@ -1,4 +1,4 @@
-"""What keeps rows: tables in memory and in files, and RocksDB; each in a process of its own."""
+"""What keeps rows: tables in memory and on a disk, and RocksDB; each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,31 @@ from stratagem_proto.v1.variable_pb2 import (
 )
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.paging import TableDisk
+from stratagem_psserver.tables.direct_file import PAGE, DirectFile, ReadQueue, aligned
 from stratagem_psserver.tables.table import Table
+from stratagem_psserver.tables.table_disk import DiskCounts, TableDisk
 
 COLUMNS, BATCH, EXPONENT = 16, 4096, 1.05
 ROW_BYTES = 2 * COLUMNS * 4
-_FILLED_AT_ONCE = 1 << 15
+FILLED_AT_ONCE = 1 << 15
 
 Keys = npt.NDArray[np.int64]
+
+
+class Measured(NamedTuple):
+    """What a contestant has done.
+
+    Attributes:
+        rate: Steps a second.
+        most: The most memory, in MB.
+        missed: Rows that a step read from the disk.
+        reads: Random reads of 4 KiB that the same disk gives a second, so many at once.
+    """
+
+    rate: float
+    most: float
+    missed: float
+    reads: float
 
 
 class Rows(Protocol):
@@ -63,9 +80,10 @@ def _spec(name: str, rows: int) -> VariableSpec:
 
 
 class TableRows:
-    """A table of a server, in memory or in files."""
+    """A table of a server, in memory or on a disk."""
 
     def __init__(self, rows: int, disk: TableDisk | None) -> None:
+        self.disk = disk
         self._table = Table(_spec("rows", rows), disk)
         self._state = Arena(self._table, _spec("rows/sum", rows))
         self._table.attach([self._state])
@@ -82,7 +100,7 @@ class TableRows:
         table.store(found, {table.value: value, self._state: state})
 
     def announce(self, keys: Keys) -> None:
-        self._ahead.submit(self._table.find, torch.from_numpy(keys))
+        self._ahead.submit(self.look_up, keys)
 
 
 class RocksRows:
@@ -120,13 +138,14 @@ class RocksRows:
         """It has no way to be told."""
 
 
-def _drawn(rows: int, count: int) -> list[Keys]:
+def drawn(rows: int, count: int) -> list[Keys]:
+    """Return batches of ids by Zipf's law."""
     generator, power = np.random.default_rng(3), 1 - EXPONENT
-    drawn = []
+    draws = []
     for _ in range(count):
         parts = generator.random(BATCH) * ((rows + 1) ** power - 1) + 1
-        drawn.append(np.minimum((parts ** (1 / power) - 1).astype(np.int64), rows - 1))
-    return drawn
+        draws.append(np.minimum((parts ** (1 / power) - 1).astype(np.int64), rows - 1))
+    return draws
 
 
 def _of(name: str, rows: int, folder: Path) -> Rows:
@@ -136,21 +155,22 @@ def _of(name: str, rows: int, folder: Path) -> Rows:
     return TableRows(rows, None if name == "memory" else TableDisk(nbytes, str(folder)))
 
 
-def measure(name: str, rows: int, steps: int, folder: Path) -> None:
-    """Print steps a second, and the most memory in MB.
+def measure(name: str, rows: int, steps: int, folder: Path) -> Measured:
+    """Step one contestant.
 
     Rows are first written in the order of their frequency, as they are under a power law.
     """
     torch.set_num_threads(1)
-    kept, ahead = _of(name, rows, folder), name == "files, announced"
+    kept, ahead = _of(name, rows, folder), name == "disk, announced"
     names = np.random.default_rng(1).permutation(rows)
-    for begin in range(0, rows, _FILLED_AT_ONCE):
-        kept.push(np.sort(names[begin : begin + _FILLED_AT_ONCE]))
-    batches = [names[each] for each in _drawn(rows, steps + 20)]
+    for begin in range(0, rows, FILLED_AT_ONCE):
+        kept.push(np.sort(names[begin : begin + FILLED_AT_ONCE]))
+    batches = [names[each] for each in drawn(rows, steps + 20)]
     pushed = [np.unique(each) for each in batches]
     for keys in pushed[:20]:
         kept.push(keys)
-    began = time.perf_counter()
+    counts = kept.disk.counts if isinstance(kept, TableRows) and kept.disk else DiskCounts()
+    before, began = counts.missed, time.perf_counter()
     for number in range(20, steps + 20):
         if ahead and number + 1 < len(batches):
             kept.announce(pushed[number + 1])
@@ -158,9 +178,26 @@ def measure(name: str, rows: int, steps: int, folder: Path) -> None:
         kept.push(pushed[number])
     seconds = time.perf_counter() - began
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(steps / seconds, most / 1024)
+    missed = (counts.missed - before) / steps
+    return Measured(steps / seconds, most / 1024, missed, _reads(folder, int(missed)))
+
+
+def _reads(folder: Path, at_once: int) -> float:
+    """Return how many random pages of a file the disk gives a second, so many at once."""
+    if not at_once:
+        return 0.0
+    file, queue, pages = DirectFile(str(folder)), ReadQueue(), 1 << 15
+    file.grow(pages * PAGE)
+    written, drawn_pages = aligned(1 << 20), np.random.default_rng(2)
+    written[:] = 1
+    for offset in range(0, file.nbytes, len(written)):
+        file.write(offset, written)
+    sizes, began = np.full(at_once, PAGE), time.perf_counter()
+    for _ in range(100):
+        queue.read(file, np.sort(drawn_pages.integers(0, pages, at_once)) * PAGE, sizes)
+    return 100 * at_once / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":
     given = iter(sys.argv[1:])
-    measure(next(given), int(next(given)), int(next(given)), Path(next(given)))
+    print(*measure(next(given), int(next(given)), int(next(given)), Path(next(given))))

@@ -190,7 +190,7 @@ def put(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
         set_rows(into, rows, values)
     else:
         # torch would copy the elements one by one.
-        WholeRows(into).put(rows.numpy(), _whole(values.contiguous()))
+        WholeRows(into).put(rows.numpy(), as_wholes(values.contiguous()))
 
 
 def are_whole(tensor: torch.Tensor) -> bool:
@@ -209,6 +209,16 @@ def as_elements(wholes: Wholes, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(wholes.view(np.uint8)).view(dtype)
 
 
+def as_wholes(tensor: torch.Tensor) -> Wholes:
+    """Return the memory of a contiguous CPU tensor as a vector with one element per row."""
+    row_bytes = tensor.nbytes // len(tensor) if len(tensor) else 1
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    # As bytes, since numpy does not have all dtypes of torch.
+    wholes: Wholes = tensor.view(torch.uint8).numpy().reshape(-1).view((np.void, row_bytes))
+    return wholes
+
+
 class WholeRows:
     """The rows of a tensor, copied as single numpy elements.
 
@@ -220,7 +230,7 @@ class WholeRows:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._rows = _whole(tensor)
+        self._rows = as_wholes(tensor)
         self.dtype: np.dtype[np.void] = self._rows.dtype
 
     def take(self, rows: npt.NDArray[np.int64], into: Wholes) -> None:
@@ -236,11 +246,3 @@ class WholeRows:
     def put(self, rows: npt.NDArray[np.int64], wholes: Wholes) -> None:
         """Write copies of distinct rows back, with their present elements."""
         self._rows.put(rows, wholes)
-
-
-def _whole(tensor: torch.Tensor) -> Wholes:
-    """Return the memory of a tensor as a vector with one element per row."""
-    row_bytes = tensor.nbytes // tensor.shape[0]
-    # As bytes, since numpy does not have all dtypes of torch.
-    whole = tensor.view(torch.uint8).numpy().reshape(-1).view((np.void, row_bytes))
-    return whole

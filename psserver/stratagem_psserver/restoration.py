@@ -25,8 +25,8 @@ from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, Initializer, Tab
 from stratagem_psserver.data_ledgers import DataLedger, DataLedgers, ledgers_from_json
 from stratagem_psserver.exactly_once.closures import ClosureLedger, Coordinator, closures_from_json
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.tables.table import Table
+from stratagem_psserver.tables.table_disk import TableDisk
 from stratagem_psserver.variables.store import VariableStore
 from stratagem_storage.checkpoint.entries import COUNTS, SEEN, SIGHTS, TOUCHED
 from stratagem_storage.checkpoint.folder import Checkpoint, part_name

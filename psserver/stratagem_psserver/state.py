@@ -34,7 +34,7 @@ from stratagem_psserver.publication import Publication
 from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Absences, Rounds
-from stratagem_psserver.tables.paging import TableDisk
+from stratagem_psserver.tables.table_disk import TableDisk
 from stratagem_psserver.variables.locks import Holding, LockUse, LockWait, VariableLocks
 from stratagem_psserver.variables.snapshots import HeldSnapshot, HeldSnapshots, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -61,8 +61,8 @@ class RowStorage(Protocol):
             ResourceExhaustedError: There is not enough.
         """
 
-    def arrays(self) -> Mapping[str, WholeRows] | None:
-        """Return the present memory by the optimizer's keys; None if it is not in whole rows."""
+    def arrays(self) -> Mapping[str, RowArray] | None:
+        """Return the present rows by the optimizer's keys; None if they cannot be copied whole."""
 
     @property
     def positions(self) -> Positions:
@@ -71,8 +71,20 @@ class RowStorage(Protocol):
     def begin_write(self) -> Positions:
         """Return the positions that the caller writes next, new ones included."""
 
+    def put(self, positions: Positions, wholes: Mapping[str, Wholes]) -> None:
+        """Write rows by the optimizer's keys."""
+
     def forget(self) -> None:
         """Drop what was found."""
+
+
+class RowArray(Protocol):
+    """Rows that are copied whole, as of `WholeRows`."""
+
+    dtype: np.dtype[np.void]
+
+    def take(self, rows: Positions, into: Wholes) -> None:
+        """Copy rows; what comes for those below 0 has no meaning."""
 
 
 class TensorRows:
@@ -95,11 +107,16 @@ class TensorRows:
     def make_room(self) -> None:
         pass
 
-    def arrays(self) -> Mapping[str, WholeRows] | None:
+    def arrays(self) -> Mapping[str, RowArray] | None:
         return self._arrays
 
     def begin_write(self) -> Positions:
         return self.positions
+
+    def put(self, positions: Positions, wholes: Mapping[str, Wholes]) -> None:
+        assert self._arrays is not None
+        for key, array in self._arrays.items():
+            array.put(positions, wholes[key])
 
     def forget(self) -> None:
         self.positions = _NO_POSITIONS
@@ -133,16 +150,27 @@ class TableRows:
         return self._table.is_plain_write(self.found)
 
     def make_room(self) -> None:
-        if self.found.num_new:
+        if self.found.num_new or self._table.is_on_disk:
             self._table.make_room(self.found, self._memory_limit)
 
-    def arrays(self) -> Mapping[str, WholeRows] | None:
-        arrays = dict[str, WholeRows]()
+    def arrays(self) -> Mapping[str, RowArray] | None:
+        arrays = dict[str, RowArray]()
         for key, arena in self.arenas.items():
             if (whole := arena.whole_rows) is None:
                 return None
             arrays[key] = whole
         return arrays
+
+    def put(self, positions: Positions, wholes: Mapping[str, Wholes]) -> None:
+        if self._table.is_on_disk:
+            self._table.put_on_disk(
+                positions, {arena: wholes[key] for key, arena in self.arenas.items()}
+            )
+            return
+        for key, arena in self.arenas.items():
+            whole = arena.whole_rows
+            assert isinstance(whole, WholeRows)
+            whole.put(positions, wholes[key])
 
     @property
     def positions(self) -> Positions:
@@ -300,13 +328,12 @@ class _JointRows:
         for each, span, arrays in each_span:
             positions = each.storage.begin_write()
             undo.drop_copies()
-            for key, array in arrays.items():
-                array.put(positions, self._wholes[key][span])
+            each.storage.put(positions, {key: self._wholes[key][span] for key in arrays})
             for key, value in each.scalars.items():
                 value.copy_(self.scalars[key])
 
 
-def _arrays(parameter: RowParameter) -> Mapping[str, WholeRows]:
+def _arrays(parameter: RowParameter) -> Mapping[str, RowArray]:
     arrays = parameter.storage.arrays()
     assert arrays is not None
     return arrays

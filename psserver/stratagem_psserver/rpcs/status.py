@@ -11,7 +11,7 @@ from stratagem_proto.v1.variable_pb2 import VariableKind
 from stratagem_psserver.checkpoints import Saves
 from stratagem_psserver.exactly_once.sessions import Session
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.tables.paging import TableDisk
+from stratagem_psserver.tables.table_disk import TableDisk
 from stratagem_psserver.variables.store import Variable
 
 # So many variables take a millisecond; then other requests have their turn.
@@ -87,20 +87,25 @@ class ParameterServerFacts:
 
 
 def _table_files(disk: TableDisk, variables: Sequence[Variable]) -> pb.TableFilesStatus:
-    counts = disk.counts
+    counts, logs = disk.counts, [store.log for store in disk.stores]
     tables = [each.arena.table for each in variables if each.arena and _is_table(each)]
     return pb.TableFilesStatus(
         resident=pb.Budget(used=disk.resident_bytes, limit=disk.budget),
         file_bytes=disk.file_bytes,
         found_rows=counts.found,
         missed_rows=counts.missed,
-        reads=counts.blocks_read,
-        read_bytes=counts.bytes_read,
-        evicted_bytes=counts.bytes_evicted,
+        reads=sum(log.reads for log in logs),
+        read_bytes=sum(log.read_bytes for log in logs),
+        read_seconds=sum(log.read_seconds for log in logs),
+        evicted_bytes=counts.evicted_bytes,
+        changed_bytes=counts.changed_bytes,
+        written_bytes=sum(log.written_bytes for log in logs),
+        lookups=counts.lookups,
         rows=sum(map(len, tables)),
         row_bytes=sum(len(each) * sum(of.row_bytes for of in each.arenas) for each in tables),
         folder=disk.folder,
         free_bytes=disk_usage(disk.folder).free,
+        failure=disk.failure,
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.errors import DataLossError, ResourceExhaustedError
 from stratagem_proto.programs.random_rows import (
     InitialValues,
     initial_rows,
@@ -20,9 +20,11 @@ from stratagem_proto.programs.random_rows import (
     round_to_nearest,
     stored_dtype,
 )
-from stratagem_proto.rows import WholeRows, are_whole
+from stratagem_proto.rows import WholeRows, Wholes, are_whole, as_wholes
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_psserver.tables.direct_file import Integers
 from stratagem_psserver.tables.retention import Admission
+from stratagem_psserver.tables.row_log import Column
 
 if TYPE_CHECKING:
     from stratagem_psserver.tables.table import Table
@@ -78,8 +80,9 @@ class Arena:
         table: The table.
         initial: The values of rows that are not stored, before they are rounded as stored ones.
         dtype: What the numbers are stored in, which may be narrower than what is computed with.
-        storage: The numbers by position; those beyond the table's rows have no meaning.
-        file: The file that the storage is in; None if it is in memory alone.
+        storage: The numbers by position; those beyond the table's rows have no meaning. Empty for
+            a table on a disk.
+        column: The numbers in the store of a table on a disk; None for a table in memory.
 
     Raises:
         ResourceExhaustedError: There is not enough memory.
@@ -88,9 +91,10 @@ class Arena:
     def __init__(self, table: Table, spec: VariableSpec) -> None:
         self.table, self.initial = table, InitialValues(spec)
         self.dtype = stored_dtype(spec)
-        pages = table.pages
-        self.file = pages.file(self.row_bytes, spec.name) if pages and self.row_bytes else None
-        self.storage = self._allocated(table.capacity)
+        self.column = Column(self.row_bytes, self._begun_at) if table.is_on_disk else None
+        self.storage = self._empty(0 if table.is_on_disk else table.capacity)
+        is_whole = table.is_on_disk and not self.dtype.is_complex
+        self._on_disk = StoredRows(self) if is_whole else None
         self._wholes: WholeRows | None = None
         self._wholes_of: torch.Tensor | None = None
 
@@ -104,8 +108,16 @@ class Arena:
         return self.dtype != self.initial.dtype
 
     @property
-    def whole_rows(self) -> WholeRows | None:
-        """The present storage, for copying rows; None if its rows cannot be copied whole."""
+    def stored(self) -> Column:
+        """The numbers in the store of a table on a disk."""
+        assert self.column is not None
+        return self.column
+
+    @property
+    def whole_rows(self) -> WholeRows | StoredRows | None:
+        """The present rows, for copying; None if they cannot be copied whole."""
+        if self._on_disk is not None:
+            return self._on_disk
         if self._wholes_of is not self.storage:
             self._wholes_of = self.storage
             self._wholes = WholeRows(self.storage) if are_whole(self.storage) else None
@@ -113,7 +125,35 @@ class Arena:
 
     def read(self, found: FoundRows) -> torch.Tensor:
         """Return a copy of some rows; those that are not stored have their initial values."""
-        return self.filled(found, partial(self.storage.index_select, 0))
+        return self.filled(found, self.take)
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return a copy of stored rows."""
+        if self.column is None:
+            return self.storage.index_select(0, positions)
+        rows = self._empty(len(positions))
+        self.table.on_disk.take(self.column, positions.numpy(), as_wholes(rows))
+        return rows
+
+    def scan(self, positions: torch.Tensor) -> tuple[torch.Tensor, Integers]:
+        """Do as `take` for rows on a disk that nobody has asked for.
+
+        Returns:
+            The rows, and the places of those that are not stored any more.
+        """
+        assert self.column is not None
+        rows = self._empty(len(positions))
+        absent = self.table.on_disk.scan(self.column, positions.numpy(), as_wholes(rows))
+        return rows, absent
+
+    def to_wholes(self, rows: torch.Tensor) -> Wholes:
+        """Return rows in the dtype that they are stored in, as one element for each."""
+        assert rows.dtype == self.dtype and rows.shape[1:] == self.initial.row_shape
+        return as_wholes(rows.contiguous())
+
+    def _begun_at(self, positions: Integers) -> Wholes:
+        rows = self.begun(self.table.stored()[0][torch.from_numpy(positions)])
+        return self.to_wholes(rows.to(self.dtype))
 
     def filled(self, found: FoundRows, stored: Stored) -> torch.Tensor:
         """Return rows like `read`, where `stored` copies the rows at given positions."""
@@ -145,24 +185,44 @@ class Arena:
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
         """Return a storage of another capacity, with the first rows of this one."""
-        if self.file is not None:
-            return self._allocated(capacity)
-        storage = self._allocated(capacity)
+        if self.column is not None:
+            return self.storage
+        storage = self._empty(capacity)
         storage[:count] = self.storage[:count]
         return storage
 
-    def _allocated(self, capacity: int) -> torch.Tensor:
-        shape = (capacity, *self.initial.row_shape)
-        if self.file is not None:
-            return self.file.allocated(capacity * self.row_bytes).view(self.dtype).view(shape)
+    def _empty(self, capacity: int) -> torch.Tensor:
         try:
-            return torch.empty(shape, dtype=self.dtype)
+            return torch.empty((capacity, *self.initial.row_shape), dtype=self.dtype)
         except RuntimeError as error:
             raise ResourceExhaustedError(
                 f"{self.initial.spec.name!r} needs memory for {capacity} rows of "
                 f"{self.row_bytes} bytes, which this machine does not have; use more "
                 "servers, or a table with a limit"
             ) from error
+
+
+class StoredRows:
+    """The rows of an arena on a disk, copied as single numpy elements like `WholeRows`.
+
+    Args:
+        arena: The arena.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.dtype: np.dtype[np.void] = np.dtype((np.void, arena.row_bytes))
+        self._arena = arena
+
+    def take(self, rows: Integers, into: Wholes) -> None:
+        """Copy rows; what comes for those below 0 has no meaning."""
+        store, column = self._arena.table.on_disk, self._arena.stored
+        if not len(rows) or np.minimum.reduce(rows) >= 0:
+            store.take(column, rows, into)
+            return
+        kept = rows >= 0
+        some = np.empty(np.count_nonzero(kept), self.dtype)
+        store.take(column, rows[kept], some)
+        into[kept] = some
 
 
 class RowsRead(NamedTuple):
@@ -188,7 +248,7 @@ def read_rows(reads: Sequence[RowsRead]) -> None:
     for read in reads:
         arena, keys, into = read
         found = arena.table.find(keys)
-        if arena.is_narrow:
+        if arena.is_narrow or arena.column is not None:
             into.copy_(arena.read(found))
             continue
         if not found.num_new:
@@ -203,6 +263,7 @@ def read_rows(reads: Sequence[RowsRead]) -> None:
             one.into.index_copy_(0, torch.from_numpy(found.new), made)
 
 
+_NONE_ABSENT = np.empty(0, np.int64)
 _RUN_BYTES = 1 << 20
 _FIRST_COPIES = 1024
 
@@ -217,25 +278,27 @@ class TableSnapshot:
     the table and calls `keep` before; another thread reads the rows.
 
     Args:
-        arrays: The tensors of the table's rows, with the same positions in each.
+        count: The number of rows.
+        arrays: The marks of the table, and its arenas or some of them.
         admission: The table's counts at that moment, which do not change.
-        scan: Has rows in memory before they are read; None if they are.
 
     Attributes:
-        count: The number of rows.
+        count: As the argument.
         admission: As the argument.
     """
 
     def __init__(
-        self,
-        arrays: Sequence[torch.Tensor],
-        admission: Admission,
-        scan: Callable[[torch.Tensor], None] | None = None,
+        self, count: int, arrays: Sequence[torch.Tensor | Arena], admission: Admission
     ) -> None:
-        self.count = len(arrays[0])
-        self.admission, self._scan = admission, scan
-        self._arrays = list(arrays)
-        self._copies = [array[:0] for array in arrays]
+        self.count, self.admission = count, admission
+        self._arrays = [
+            each.storage if isinstance(each, Arena) and each.column is None else each
+            for each in arrays
+        ]
+        # Memory that an arena has later is not that of this moment.
+        self._copies = [
+            each.storage[:0] if isinstance(each, Arena) else each[:0] for each in self._arrays
+        ]
         # Whether each row was copied; empty until one is. Where its copy is says the order of the
         # copies, which takes no memory for rows that do not change.
         self._is_copied = torch.empty(0, dtype=torch.uint8)
@@ -256,17 +319,18 @@ class TableSnapshot:
         with self._lock:
             if not len(self._is_copied):
                 self._is_copied = torch.zeros(self.count, dtype=torch.uint8)
-            marks, rows = self._is_copied.numpy(), positions.numpy()
-            rows = rows[rows < self.count]
-            rows = rows[marks[rows] == 0]
-            if not len(rows):
+            marks, places = self._is_copied.numpy(), positions.numpy()
+            places = places[places < self.count]
+            places = places[marks[places] == 0]
+            if not len(places):
                 return
-            copied, positions = self._copied + len(rows), torch.from_numpy(rows)
+            copied, positions = self._copied + len(places), torch.from_numpy(places)
             self._make_room(copied)
             for copies, array in zip(self._copies, self._arrays, strict=True):
-                copies[self._copied : copied] = array[positions]
+                rows = array.take(positions) if isinstance(array, Arena) else array[positions]
+                copies[self._copied : copied] = rows
             self._positions[self._copied : copied] = positions
-            marks[rows] = 1
+            marks[places] = 1
             self._copied = copied
 
     def _make_room(self, copied: int) -> None:
@@ -284,8 +348,8 @@ class TableSnapshot:
 
     def runs(self, number: int) -> Iterator[torch.Tensor]:
         """Yield the rows of an array, some at a time; on any thread."""
-        array = self._arrays[number]
-        row_bytes = array[:1].nbytes
+        template = self._copies[number]
+        row_bytes = template.shape[1:].numel() * template.itemsize
         at_once = max(1, _RUN_BYTES // max(1, row_bytes))
         for start in range(0, self.count, at_once):
             stop = min(start + at_once, self.count)
@@ -293,14 +357,19 @@ class TableSnapshot:
 
     def rows(self, number: int, positions: torch.Tensor) -> torch.Tensor:
         """Return the rows of an array at some positions, which may repeat."""
-        if self._scan is not None:
-            self._scan(positions)
+        array = self._arrays[number]
+        # What changes before or meanwhile has a copy by then.
+        if isinstance(array, Arena):
+            rows, absent = array.scan(positions)
+        else:
+            rows, absent = array.index_select(0, positions), _NONE_ABSENT
         with self._lock:
-            rows = self._arrays[number].index_select(0, positions)
             if self._copied:
                 changed = self._is_copied[positions].nonzero().squeeze(1)
                 if len(changed):
                     rows[changed] = self._copies[number][self._places(positions[changed].int())]
+            if len(absent) and not (self._copied and self._is_copied[positions[absent]].all()):
+                raise DataLossError("a snapshot lacks rows that the table does not have any more")
             return rows
 
     def _places(self, positions: torch.Tensor) -> torch.Tensor:

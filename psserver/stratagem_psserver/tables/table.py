@@ -9,12 +9,12 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.key_index import KeyIndex, PositionArray
 from stratagem_proto.programs.random_rows import round_to_nearest, row_nbytes
-from stratagem_proto.rows import put, set_rows
+from stratagem_proto.rows import Wholes, put, set_rows
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit, allocating
 from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
-from stratagem_psserver.tables.paging import TableDisk, TablePages
+from stratagem_psserver.tables.direct_file import Integers
 from stratagem_psserver.tables.retention import (
     ROW_OVERHEAD,
     Admission,
@@ -23,6 +23,8 @@ from stratagem_psserver.tables.retention import (
     oldest,
     rarest,
 )
+from stratagem_psserver.tables.row_store import ON_DISK_BYTES, RowStore
+from stratagem_psserver.tables.table_disk import TableDisk
 
 FIRST_ROWS = 64
 _ADVICE = "use more servers, or a table with a limit"
@@ -49,12 +51,12 @@ class Table:
     Attributes:
         value: The arena of the variable itself.
         arenas: The arenas of the variable and of each slot.
-        pages: Which rows are in memory; None if all are.
+        is_on_disk: Whether the numbers of rows are in a store on a disk, `on_disk`.
     """
 
     def __init__(self, spec: VariableSpec, disk: TableDisk | None = None) -> None:
         self.name = spec.name
-        self.pages = TablePages(disk, spec.name, row_nbytes(spec)) if disk else None
+        self.is_on_disk = disk is not None and row_nbytes(spec) > 0
         self.is_dynamic = spec.table.HasField("dynamic")
         self._retention = Retention.from_spec(spec.table)
         self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
@@ -69,6 +71,8 @@ class Table:
         self.idle_time = IdleTime(self._retention.evict_after_milliseconds)
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
+        if disk is not None and self.is_on_disk:
+            self.on_disk = RowStore(disk, spec.name, [self.value.stored])
         self._snapshots: list[TableSnapshot] = []
         # What has changed at each position since the last publication; None before the first.
         self._changed: torch.Tensor | None = None
@@ -84,8 +88,10 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
-        arrays = (*self.marks, *(each.storage for each in self.arenas if each.file is None))
-        taken = sum(array.nbytes for array in arrays)
+        arrays = (*self.marks, *(each.storage for each in self.arenas))
+        taken = sum(array.nbytes for array in arrays) + (
+            self.on_disk.nbytes if self.is_on_disk else 0
+        )
         if self._changed is not None:
             taken += self._changed.nbytes
         return taken + self._index.nbytes + self.admission.nbytes
@@ -118,7 +124,7 @@ class Table:
 
     def memory_for(self, row_bytes: int) -> int:
         """Return the memory for so many bytes of state of each row."""
-        return 0 if self.pages else self.capacity * row_bytes
+        return 0 if self.is_on_disk else self.capacity * row_bytes
 
     def check_fit(self, rows: int, more_bytes: int = 0) -> None:
         """Check that so many rows can be stored at once.
@@ -149,13 +155,12 @@ class Table:
         Args:
             values_only: Whether the keys and the numbers of the value are enough.
         """
-        arrays = [*self.marks, *(each.storage for each in self.arenas)]
+        arrays: list[torch.Tensor | Arena] = [*self.marks, *self.arenas]
         if values_only:
-            arrays = [self._keys, self.value.storage]
-        rows = [array[: self._rows] for array in arrays]
-        scan = self.pages.scan if self.pages else None
-        self._snapshots.append(TableSnapshot(rows, self.admission.shared(), scan))
-        return self._snapshots[-1]
+            arrays = [self._keys, self.value]
+        snapshot = TableSnapshot(self._rows, arrays, self.admission.shared())
+        self._snapshots.append(snapshot)
+        return snapshot
 
     def close_snapshot(self, snapshot: TableSnapshot) -> None:
         """Stop copying rows for a snapshot."""
@@ -198,6 +203,7 @@ class Table:
             history: The clock and the counts of the table.
         """
         self.arenas.extend(arenas)
+        self._set_columns()
         self._rows, self._changed = 0, None
         self._resize(max(len(marks[0]), self.capacity))
         self._rows = len(marks[0])
@@ -221,11 +227,16 @@ class Table:
             rows: The rows.
         """
         stop = start + len(rows)
-        self._bring(torch.arange(start, stop))
+        positions = torch.arange(start, stop)
         # Rows of a checkpoint may have been stored in another dtype.
-        arena.storage[start:stop] = round_to_nearest(rows, arena.dtype)
+        rows = round_to_nearest(rows, arena.dtype)
+        if self.is_on_disk:
+            self.on_disk.reserve(len(rows))
+            self.put_on_disk(positions.numpy(), {arena: arena.to_wholes(rows)})
+        else:
+            arena.storage[start:stop] = rows
         if arena is self.value:
-            self._index.insert(self._keys[start:stop], torch.arange(start, stop))
+            self._index.insert(self._keys[start:stop], positions)
 
     def fit(self) -> None:
         """Evict the oldest rows if there are more than the limits allow."""
@@ -237,14 +248,7 @@ class Table:
 
     def find(self, keys: torch.Tensor) -> FoundRows:
         """Return the positions of keys, which may repeat."""
-        found = FoundRows(keys, self._index.find(keys, self._keys))
-        self._bring(found.positions)
-        return found
-
-    def _bring(self, positions: torch.Tensor) -> None:
-        """Have rows in memory that are about to be read or written."""
-        if self.pages is not None:
-            self.pages.bring(positions)
+        return FoundRows(keys, self._index.find(keys, self._keys))
 
     def make_room(self, found: FoundRows, memory_limit: VariableMemoryLimit) -> None:
         """Take the memory for storing distinct keys, without changing a row.
@@ -265,7 +269,21 @@ class Table:
             memory_limit.take(self.name, self._index.more_nbytes(needed - self._rows))
         with allocating(_ADVICE):
             self._index.reserve(needed - self._rows, self._keys)
-        self._bring(torch.arange(self._rows, min(needed, self.capacity)))
+        if self.is_on_disk:
+            # Of keys that are found, a write may evict some, and store them anew.
+            self.on_disk.reserve(2 * len(found.keys) + self._most_moved(found))
+
+    def _most_moved(self, found: FoundRows) -> int:
+        """Return how many rows a write of keys may move to other positions, at most."""
+        if self.is_plain_write(found):
+            return 0
+        retention, clock = self._retention, self._clock + 1
+        new, most = found.num_new, self.most_rows()
+        moved = retention.eviction(self._rows, new, most)
+        if self._is_sweep_due(clock):
+            age = clock - self._touched[: self._rows]
+            moved += int((age >= retention.evict_after).count_nonzero())
+        return min(moved, self._rows)
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
@@ -296,7 +314,8 @@ class Table:
     def _growth(self, capacity: int, is_array: bool) -> int:
         """Return the additional bytes of a table with that capacity."""
         rows = capacity - self.capacity
-        row_bytes = self._retention.mark_bytes if self.pages else self._row_bytes
+        mark_bytes = self._retention.mark_bytes
+        row_bytes = mark_bytes + ON_DISK_BYTES if self.is_on_disk else self._row_bytes
         nbytes = rows * (row_bytes + ROW_OVERHEAD) - self._index.nbytes
         if is_array:
             return nbytes + PositionArray.nbytes_for(self._vocabulary)
@@ -304,23 +323,38 @@ class Table:
 
     def attach(self, arenas: Sequence[Arena]) -> None:
         """Add slots to all rows; evict the oldest rows if the limits are exceeded."""
+        if not self.is_on_disk:
+            self._begin_all(arenas)
+        self.arenas.extend(arenas)
+        try:
+            self._set_columns()
+            self.fit()
+        except ResourceExhaustedError:
+            del self.arenas[-len(arenas) :]
+            self._set_columns()
+            raise
+
+    def _begin_all(self, arenas: Sequence[Arena]) -> None:
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
             for start in range(0, self._rows, _BEGUN_AT_ONCE):
                 some = keys[start : start + _BEGUN_AT_ONCE]
-                self._bring(torch.arange(start, start + len(some)))
                 for arena in arenas:
                     arena.storage[start : start + len(some)] = arena.begun(some)
-        self.arenas.extend(arenas)
-        try:
-            self.fit()
-        except ResourceExhaustedError:
-            del self.arenas[-len(arenas) :]
-            raise
 
     def detach(self, arena: Arena) -> None:
         """Remove a slot from all rows."""
         self.arenas.remove(arena)
+        self._set_columns()
+
+    def _set_columns(self) -> None:
+        """Have rows on the disk have the numbers of all arenas."""
+        if self.is_on_disk:
+            columns = [arena.stored for arena in self.arenas]
+            # Snapshots may be of more.
+            kept = self.on_disk.columns if self._snapshots else []
+            columns += [column for column in kept if column not in columns]
+            self.on_disk.set_columns(columns)
 
     def is_plain_write(self, found: FoundRows) -> bool:
         """Return whether a write of these distinct keys leaves none out and evicts no row."""
@@ -342,8 +376,16 @@ class Table:
             clock = self._clock + 1
             stored = {each: each.to_store(found.keys, rows[each], clock) for each in rows}
         positions = self.begin_write(found, rows)
+        if self.is_on_disk:
+            wholes = {arena: arena.to_wholes(each) for arena, each in stored.items()}
+            self.put_on_disk(positions.numpy(), wholes)
+            return
         for arena, values in stored.items():
             put(arena.storage, positions, values)
+
+    def put_on_disk(self, positions: Integers, rows: Mapping[Arena, Wholes]) -> None:
+        """Write rows as of `store`; new ones begin with their initial values in other arenas."""
+        self.on_disk.put(positions, {arena.stored: each for arena, each in rows.items()})
 
     def begin_write(self, found: FoundRows, written: Collection[Arena]) -> torch.Tensor:
         """Do all of `store` but writing rows, which the caller does next.
@@ -365,7 +407,8 @@ class Table:
             if self._retention.counts_writes:
                 self._count(torch.from_numpy(kept))
             found = self._with_room(found)
-            begun = self._begun(found, written) if found.num_new else {}
+            is_begun = found.num_new and not self.is_on_disk
+            begun = self._begun(found, written) if is_begun else {}
             placed = self._place(found) if found.num_new else found.positions
         for arena, fresh in begun.items():
             arena.storage[self._rows - found.num_new : self._rows] = fresh
@@ -462,20 +505,32 @@ class Table:
         stays[doomed] = False
         moved = stays[rows:].nonzero().squeeze(1) + rows
         holes = (~stays[:rows]).nonzero().squeeze(1)
-        self._bring(torch.cat((moved, holes)))
+        if self.is_on_disk:
+            self.on_disk.reserve(len(holes))
         gone = self._evicted + len(doomed) - self._aged
         is_turned_over = self._retention.counts_writes and gone >= rows
         # Other memory, since snapshots share the present one.
         counts = self._counts >> 1 if is_turned_over else self._counts
         marks = (self._keys, self._touched, *([counts] if self._retention.counts_writes else []))
-        arrays = (*marks, *(arena.storage for arena in self.arenas))
-        last = [array[moved] for array in arrays]
+        last = [mark[moved] for mark in marks]
+        numbers = {arena: arena.take(moved) for arena in self.arenas}
         keys = self._keys[:rows].index_copy(0, holes, last[0])
         index = KeyIndex.from_keys(keys)
         self._keep(holes, KEY_CHANGED)
+        if self.is_on_disk:
+            # They go, and snapshots may need them.
+            for snapshot in list(self._snapshots):
+                snapshot.keep(torch.arange(rows, self._rows))
         # From here on no memory is taken.
-        for array, moving in zip(arrays, last, strict=True):
-            set_rows(array, holes, moving)
+        for mark, moving in zip(marks, last, strict=True):
+            set_rows(mark, holes, moving)
+        if self.is_on_disk:
+            wholes = {arena: arena.to_wholes(moving) for arena, moving in numbers.items()}
+            self.put_on_disk(holes.numpy(), wholes)
+            self.on_disk.drop(rows)
+        else:
+            for arena, moving in numbers.items():
+                set_rows(arena.storage, holes, moving)
         self._evicted += len(doomed)
         self._rows, self._index, self._counts = rows, index, counts
         if is_turned_over:
@@ -492,11 +547,11 @@ class Table:
             if (changed := self._changed) is not None:
                 changed = _resized(changed, capacity, self._rows)
                 changed[self._rows :] = 0
-        if self.pages is None:
-            # Snapshots keep the old memory, which nobody changes any more; a file is the same.
-            self._snapshots.clear()
+        if self.is_on_disk:
+            self.on_disk.grow(capacity)
         else:
-            self.pages.grow(capacity)
+            # Snapshots keep the old memory, which nobody changes any more.
+            self._snapshots.clear()
         self._changed = changed
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage

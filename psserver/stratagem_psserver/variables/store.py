@@ -32,8 +32,8 @@ from stratagem_proto.wire.segment import starts
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.paging import TableDisk
 from stratagem_psserver.tables.table import FIRST_ROWS, Table
+from stratagem_psserver.tables.table_disk import TableDisk
 from stratagem_psserver.variables.creation import (
     check_origin,
     check_partition,

@@ -155,7 +155,7 @@ def _variables(status: Status, families: Families) -> Iterator[Metric]:
 
 def _table_files(status: Status, families: Families) -> Iterator[Metric]:
     files, is_used = status.table_files, status.HasField("table_files")
-    gauges = {
+    gauges: dict[str, tuple[str, float]] = {
         "table_resident_bytes": ("Bytes of memory for rows of tables.", files.resident.used),
         "table_resident_limit_bytes": ("The limit of that.", files.resident.limit),
         "table_row_bytes": ("Bytes of rows of tables, in memory or not.", files.row_bytes),
