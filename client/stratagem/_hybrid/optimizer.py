@@ -217,8 +217,9 @@ class HybridOptimizer(OwnSteps):
     Raises:
         InvalidTypeError: `dense` is no `torch.optim.Optimizer` or keeps what is neither tensor nor
             number, or `tables` no `DistributedOptimizer`.
-        InvalidArgumentError: A parameter is a table, belongs to another strategy or to one without
-            servers, `patience` is not above 0, or this process has several replicas.
+        InvalidArgumentError: A parameter is a table, is divided by `fully_shard`, or belongs to no
+            strategy, to another one or to one without servers; `patience` is not above 0; or this
+            process has several replicas.
         FailedPreconditionError: `dense` has state; this process does not train; a coordinator sends
             functions; or workers of other machines would be met without certificates.
     """

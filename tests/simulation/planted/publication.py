@@ -76,7 +76,7 @@ def _never_expires(self: Pin) -> None:
 
 def _finds_former(self: StoredPart, keys: torch.Tensor) -> torch.Tensor:
     """Find a row where its key has been."""
-    found = self._index.find(keys)
+    found = self._index.find(keys, self.keys)
     return found.where(found < self.count, -1)
 
 
