@@ -296,9 +296,7 @@ class LocalSteps(OwnSteps):
         if not isinstance(optimizer, Optimizer):
             raise InvalidTypeError(f"LocalSteps wraps a torch.optim.Optimizer, not {optimizer!r}")
         self._every, self._seconds = _interval(every, seconds)
-        if keep_state is not None and keep_state < 1:
-            raise InvalidArgumentError(f"keep_state is {keep_state}; it has to be above 0, or None")
-        self._keeps_every = keep_state
+        self._keeps_every = _checked_state(keep_state)
         own = parameters_of(optimizer)
         if not 1 <= fragments <= len(own):
             raise InvalidArgumentError(
@@ -472,6 +470,12 @@ def _interval(every: int | None, seconds: float | None) -> tuple[int, float]:
         if value is not None and not value > 0:
             raise InvalidArgumentError(f"{name} is {value}; it has to be above 0")
     return every or 0, seconds or 0.0
+
+
+def _checked_state(keep_state: int | None) -> int | None:
+    if keep_state is not None and keep_state < 1:
+        raise InvalidArgumentError(f"keep_state is {keep_state}; it has to be above 0, or None")
+    return keep_state
 
 
 def _checked(outer: OuterOptimizer) -> OuterOptimizer:
