@@ -51,15 +51,9 @@ class Network:
         self._switch.enter("ip", "link", "add", name, *cable)
         self._switch.enter("ip", "link", "set", name, "up")
         self.heal(name)
-        host.enter("ip", "address", "add", f"{address}/24", "dev", "eth0")
-        host.enter("ip", "link", "set", "eth0", "up")
         if self._rate is not None:
-            self._limit(self._switch, name, self._rate)
-            self._limit(host, "eth0", self._rate)
-
-    def _limit(self, end: Joining, device: str, rate: str) -> None:
-        limit = ("tbf", "rate", rate, "burst", "64kb", "latency", "100ms")
-        end.enter("tc", "qdisc", "add", "dev", device, "root", *limit)
+            _limit(self._switch, name, self._rate)
+        set_up(host, address, self._rate)
 
     def cut(self, name: str) -> None:
         """Pull a host's cable out of the switch.
@@ -104,3 +98,16 @@ class Network:
 def addresses(names: list[str]) -> dict[str, str]:
     """Return an address for each host."""
     return {name: f"{SUBNET}.{number}" for number, name in enumerate(names, 1)}
+
+
+def set_up(host: Joining, address: str, rate: str | None) -> None:
+    """Give a host that has a device an address, and a limit of what it sends."""
+    host.enter("ip", "address", "add", f"{address}/24", "dev", "eth0")
+    host.enter("ip", "link", "set", "eth0", "up")
+    if rate is not None:
+        _limit(host, "eth0", rate)
+
+
+def _limit(end: Joining, device: str, rate: str) -> None:
+    limit = ("tbf", "rate", rate, "burst", "64kb", "latency", "100ms")
+    end.enter("tc", "qdisc", "add", "dev", device, "root", *limit)

@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.harness.delays import DelayedSwitch
 from benchmarks.harness.namespace import Namespace
-from benchmarks.harness.network import Network, addresses
+from benchmarks.harness.network import Network, addresses, set_up
 from benchmarks.scaling.worker import enter, forking
 from benchmarks.stalls.scene import Watched
 from stratagem_deploy import LocalCluster
@@ -77,22 +78,31 @@ def loopback(servers: int, workers: int) -> Iterator[Hosts]:
 
 
 @contextmanager
-def links(servers: int, workers: int, rate: float = RATE) -> Iterator[Hosts]:
-    """Each in a namespace with a cable of so many bits a second to one switch; for root."""
+def links(servers: int, workers: int, rate: float = RATE, delay: float = 0.0) -> Iterator[Hosts]:
+    """Each in a namespace with a cable of so many bits a second to one switch; for root.
+
+    The switch holds what it passes up by `delay` seconds.
+    """
     names = [
         *(f"server-{each}" for each in range(servers)),
         *(f"worker-{each}" for each in range(workers)),
     ]
     with ExitStack() as opened:
         folder = Path(opened.enter_context(TemporaryDirectory(prefix="hosts-")))
-        network = opened.enter_context(closing(Network(f"{rate / 1e6:g}mbit")))
         token, found = secrets.token_urlsafe(32), addresses(names)
         (folder / "token").write_text(token)
         (folder / "token").chmod(0o600)
-        spaces = {}
-        for name in names:
-            spaces[name] = opened.enter_context(closing(Namespace()))
-            network.join(spaces[name], name, found[name])
+        spaces = {name: opened.enter_context(closing(Namespace())) for name in names}
+        carried = f"{rate / 1e6:g}mbit"
+        if delay:
+            each = [space.network for space in spaces.values()]
+            opened.enter_context(closing(DelayedSwitch(each, delay, rate / 8)))
+            for name, space in spaces.items():
+                set_up(space, found[name], carried)
+        else:
+            network = opened.enter_context(closing(Network(carried)))
+            for name, space in spaces.items():
+                network.join(space, name, found[name])
         pids = [
             opened.enter_context(_server(spaces[name].network, task, found[name], folder))
             for task, name in enumerate(names[:servers])
