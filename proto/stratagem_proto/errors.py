@@ -32,6 +32,7 @@ StratagemError
 ├── ResourceExhaustedError (MemoryError)
 ├── AbortedError (RuntimeError)            what the call waited for cannot happen
 │   ├── WorkerFunctionError                stands for an exception that does not travel
+│   ├── UnevenStepsError                   a worker takes no more synchronous steps
 │   └── UnfinishedStepError                no worker sent the norm of a step
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
@@ -224,6 +225,14 @@ class WorkerFunctionError(AbortedError):
 
 class UnfinishedStepError(AbortedError):
     """A complete step cannot be applied, because no worker has sent the norm of its gradients."""
+
+
+class UnevenStepsError(AbortedError):
+    """A synchronous step lacks a worker that takes no more steps, since it has done all of its own.
+
+    It has ended, or waits at a barrier. What this worker has contributed changes nothing, unless
+    that task is started again and contributes to the step, too.
+    """
 
 
 class CancelledError(StratagemError, RuntimeError):

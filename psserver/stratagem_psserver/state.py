@@ -251,6 +251,8 @@ class ServerState:
             self.clocks_changed(self.clocks.passed(passing))
         elif not self.barriers.is_passed(name, generation, session.id):
             self.clocks_changed(self.clocks.at_barrier(session.id))
+            # Those who wait for a step of this task wait in vain.
+            self.groups_changed(self.rounds.groups)
 
     def close_session(self, session_id: bytes) -> None:
         """End a session as its client requests."""
@@ -303,6 +305,17 @@ class ServerState:
         if has_chief and not worker:
             return "/job:chief/task:0"
         return f"/job:worker/task:{worker - has_chief}"
+
+    def is_applied(self, mark: StepMark, session: Session) -> bool | None:
+        """Return whether the variables contain a step, as `Rounds.is_applied`.
+
+        Raises:
+            UnevenStepsError: Workers that the step lacks wait at a barrier.
+        """
+        applied = self.rounds.is_applied(mark, session.id)
+        if applied is None:
+            self.rounds.require_coming(mark, self.barriers.waiting(), self.task_of)
+        return applied
 
     def step_waiter(self, session: Session, mark: StepMark) -> Waiter:
         """Return that a client waits for a synchronous step, for people."""

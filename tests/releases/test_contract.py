@@ -32,6 +32,8 @@ LATER: Mapping[str, str] = {
     "stratagem_proto.v1.ListVersionsRequest.takes_deltas": "a server that does not know it lists "
     "no delta",
     "stratagem_proto.v1.ParameterServerStatus.table_files": "it shows the status without it",
+    "stratagem_proto.v1.StepBegin.optimizer": "a server that does not know it compares no "
+    "optimizers, as it did before",
     "stratagem_proto.v1.SavedTensor.delta": "it is in parts of format 2 and checkpoints of format "
     "5 only, which the last release refuses by name",
 }

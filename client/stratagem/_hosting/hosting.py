@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 from torch import distributed, nn
+from torch.optim import Optimizer
 
 from stratagem._core.contexts import cross_replica, entered
 from stratagem._core.protocols import LocalStepsTold, Seen
@@ -123,7 +124,15 @@ class LivingHostings:
     def add(self, hosting: Hosting) -> None:
         """Note that a hosting was used."""
         with self._lock:
+            if hosting in self._found:
+                return
             self._found.add(hosting)
+        watch_plain_optimizers(self.variable_seen_as)
+
+    def variable_seen_as(self, tensor: torch.Tensor) -> Variable | None:
+        """Return the variable of any of them whose `value()` is this tensor."""
+        found = (one.variable_seen_as(tensor) for one in self)
+        return next((variable for variable in found if variable is not None), None)
 
     def __iter__(self) -> Iterator[Hosting]:
         with self._lock:
@@ -319,6 +328,14 @@ class Hosting(ABC):
         number = self._optimizers[class_name]
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name
+
+    def describe_optimizer(  # noqa: B027 - nobody else may be there
+        self, name: str, optimizer: Optimizer, trained: Iterable[str]
+    ) -> None:
+        """Note what an optimizer was made with, and the names of the variables that it steps.
+
+        Others who step them together with this program are to have made the same.
+        """
 
     def overlapped_push(self, optimizer: str, compressor: Compressor) -> GradientOverlap | None:
         """Return what pushes an optimizer's gradients during backward; None if nothing.

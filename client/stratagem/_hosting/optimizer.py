@@ -282,6 +282,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
             self._name = self._hosting.name_optimizer(self._name, own)
+            each = [one.variable.name for _, _, one in self._trained_by_group()]
+            self._hosting.describe_optimizer(self._name, optimizer, each)
             self._hosting.optimizers_in_use.add(self)
             self._keep_state_elsewhere()
             if self._strategy.num_replicas_in_sync > 1:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from stratagem._core.replica_context import get_replica_context
+from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import HookOfParameter, HostedParameter, hosted_parameter
 from stratagem_proto.errors import FailedPreconditionError
 
@@ -230,12 +231,29 @@ def leave_to_local_steps(optimizer: Optimizer) -> None:
     _of_local_steps.add(optimizer)
 
 
+FindVariable: TypeAlias = Callable[[torch.Tensor], Variable | None]
+"""Returns the variable of a strategy whose `value()` a tensor is."""
+
+
 class _Watch:
     """Sees the steps of all optimizers of the process, once it is there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.is_there = False
+        self.find: FindVariable = lambda tensor: None
+        # To look for variables takes long; by optimizer: in how many tensors none was found.
+        self._known: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+    def variable_in(self, optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> Variable | None:
+        """Return a variable that has more values than what an optimizer steps; None if none has."""
+        if self._known.get(optimizer) != len(tensors):
+            for found in map(self.find, tensors):
+                strategy: Any = None if found is None else found.distribute_strategy
+                if strategy is not None and not strategy.extended._hosting.trains_in_place:
+                    return found
+            self._known[optimizer] = len(tensors)
+        return None
 
     def begin(self) -> None:
         with self._lock:
@@ -247,8 +265,9 @@ class _Watch:
 _watch = _Watch()
 
 
-def watch_plain_optimizers() -> None:
+def watch_plain_optimizers(find: FindVariable | None = None) -> None:
     """Refuse steps of torch's own optimizers that are no steps of a strategy."""
+    _watch.find = find or _watch.find
     _watch.begin()
 
 
@@ -270,6 +289,9 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if hosted:
         _require_alone(optimizer, next((one for one in hosted if not one.is_here), hosted[0]))
         return
+    variable = _watch.variable_in(optimizer, parameters)
+    if variable is not None:
+        raise _copy_alone(optimizer, variable)
     replica = get_replica_context()
     workers.warn_of(replica and replica.strategy, f"{type(optimizer).__name__}.step()")
 
@@ -285,10 +307,14 @@ def _require_alone(optimizer: Optimizer, hosted: HostedParameter) -> None:
     hosting = strategy.extended._hosting
     if hosting is not None and hosting.trains_in_place and hosted.is_here:
         return
-    name = type(optimizer).__name__
-    raise FailedPreconditionError(
-        f"torch.optim.{name} would step {hosted.name!r} in this process alone, but it "
-        f"is a variable of a {type(strategy).__name__}, which has more than this copy "
+    raise _copy_alone(optimizer, hosted.variable)
+
+
+def _copy_alone(optimizer: Optimizer, variable: Variable) -> FailedPreconditionError:
+    name, strategy = type(optimizer).__name__, type(variable.distribute_strategy).__name__
+    return FailedPreconditionError(
+        f"torch.optim.{name} would step {variable.name!r} in this process alone, but it "
+        f"is a variable of a {strategy}, which has more than this copy "
         f"of it; wrap the optimizer: stratagem.DistributedOptimizer({name}(...))",
-        variable=hosted.name,
+        variable=variable.name,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -46,7 +47,8 @@ class BatchFetcher(Protocol[Needs]):
         ...
 
 
-class _RequestedBatch(NamedTuple, Generic[Needs]):
+@dataclass(frozen=True)
+class _RequestedBatch(Generic[Needs]):
     """A batch that was read, and what was asked for.
 
     Attributes:

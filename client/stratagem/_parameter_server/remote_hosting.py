@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core.protocols import LocalStepsTold, Seen
@@ -349,6 +350,9 @@ class RemoteHosting(Hosting):
         if self.elsewhere is None:
             self.threads.add_this()
         return name
+
+    def describe_optimizer(self, name: str, optimizer: Optimizer, trained: Iterable[str]) -> None:
+        self._store.step_tracker.describe(name, optimizer, trained)
 
     def apply_gradients(self, step: OptimizerStep) -> None:
         if not self._trains:

@@ -25,15 +25,17 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/consistency.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"n\n\x0b\x43onsistency\x12\x31\n\x04mode\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.ConsistencyMode\x12\r\n\x05\x62ound\x18\x02 \x01(\r\x12\x1d\n\x15replicas_to_aggregate\x18\x03 \x01(\r\"\x9b\x01\n\x10\x42\x65ginStepRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12/\n\x06inputs\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.InputDigest\"i\n\x0bInputDigest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\r\x12\x0c\n\x04pass\x18\x02 \x01(\x04\x12\x12\n\x05\x62\x61tch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x42\x08\n\x06_batch\"\x84\x01\n\tStepBegin\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x31\n\x08\x64\x65\x63lared\x18\x05 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\"B\n\x11\x42\x65ginStepResponse\x12-\n\x06grants\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"_\n\tStepGrant\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x34\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\"\x89\x01\n\x15SetConsistencyRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\r\n\x05group\x18\x02 \x01(\t\x12\x34\n\x0b\x63onsistency\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\"&\n\x16SetConsistencyResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\"0\n\x1a\x44\x65scribeConsistencyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x89\x01\n\x1b\x44\x65scribeConsistencyResponse\x12\x34\n\x06groups\x18\x01 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12\x34\n\tcommitted\x18\x02 \x03(\x0b\x32!.stratagem_proto.v1.CommittedStep\"<\n\rCommittedStep\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xab\x01\n\x10GroupConsistency\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\x12\r\n\x05since\x18\x03 \x01(\x04\x12\x30\n\x07workers\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.WorkerClock\x12\x11\n\tcompleted\x18\x05 \x01(\x04\"o\n\x0bWorkerClock\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x03(\x04\x12\x0c\n\x04gone\x18\x06 \x01(\t*\x88\x01\n\x0f\x43onsistencyMode\x12 \n\x1c\x43ONSISTENCY_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43ONSISTENCY_MODE_ASYNC\x10\x01\x12\x1c\n\x18\x43ONSISTENCY_MODE_BOUNDED\x10\x02\x12\x19\n\x15\x43ONSISTENCY_MODE_SYNC\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stratagem_proto/v1/consistency.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"n\n\x0b\x43onsistency\x12\x31\n\x04mode\x18\x01 \x01(\x0e\x32#.stratagem_proto.v1.ConsistencyMode\x12\r\n\x05\x62ound\x18\x02 \x01(\r\x12\x1d\n\x15replicas_to_aggregate\x18\x03 \x01(\r\"\x9b\x01\n\x10\x42\x65ginStepRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12/\n\x06inputs\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.InputDigest\"i\n\x0bInputDigest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\r\x12\x0c\n\x04pass\x18\x02 \x01(\x04\x12\x12\n\x05\x62\x61tch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x42\x08\n\x06_batch\"\xbe\x01\n\tStepBegin\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x31\n\x08\x64\x65\x63lared\x18\x05 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\x12\x38\n\toptimizer\x18\x06 \x01(\x0b\x32%.stratagem_proto.v1.DeclaredOptimizer\"\xb0\x01\n\x11\x44\x65\x63laredOptimizer\x12\x12\n\nclass_name\x18\x01 \x01(\t\x12\x0f\n\x07trained\x18\x02 \x01(\x06\x12\x45\n\x08settings\x18\x03 \x03(\x0b\x32\x33.stratagem_proto.v1.DeclaredOptimizer.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"B\n\x11\x42\x65ginStepResponse\x12-\n\x06grants\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"_\n\tStepGrant\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x34\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x04\"\x89\x01\n\x15SetConsistencyRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\r\n\x05group\x18\x02 \x01(\t\x12\x34\n\x0b\x63onsistency\x18\x03 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\"&\n\x16SetConsistencyResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\"0\n\x1a\x44\x65scribeConsistencyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x89\x01\n\x1b\x44\x65scribeConsistencyResponse\x12\x34\n\x06groups\x18\x01 \x03(\x0b\x32$.stratagem_proto.v1.GroupConsistency\x12\x34\n\tcommitted\x18\x02 \x03(\x0b\x32!.stratagem_proto.v1.CommittedStep\"<\n\rCommittedStep\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xab\x01\n\x10GroupConsistency\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1f.stratagem_proto.v1.Consistency\x12\r\n\x05since\x18\x03 \x01(\x04\x12\x30\n\x07workers\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.WorkerClock\x12\x11\n\tcompleted\x18\x05 \x01(\x04\"o\n\x0bWorkerClock\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x03(\x04\x12\x0c\n\x04gone\x18\x06 \x01(\t*\x88\x01\n\x0f\x43onsistencyMode\x12 \n\x1c\x43ONSISTENCY_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43ONSISTENCY_MODE_ASYNC\x10\x01\x12\x1c\n\x18\x43ONSISTENCY_MODE_BOUNDED\x10\x02\x12\x19\n\x15\x43ONSISTENCY_MODE_SYNC\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.consistency_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONSISTENCYMODE']._serialized_start=1491
-  _globals['_CONSISTENCYMODE']._serialized_end=1627
+  _globals['_DECLAREDOPTIMIZER_SETTINGSENTRY']._loaded_options = None
+  _globals['_DECLAREDOPTIMIZER_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_CONSISTENCYMODE']._serialized_start=1728
+  _globals['_CONSISTENCYMODE']._serialized_end=1864
   _globals['_CONSISTENCY']._serialized_start=94
   _globals['_CONSISTENCY']._serialized_end=204
   _globals['_BEGINSTEPREQUEST']._serialized_start=207
@@ -41,23 +43,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INPUTDIGEST']._serialized_start=364
   _globals['_INPUTDIGEST']._serialized_end=469
   _globals['_STEPBEGIN']._serialized_start=472
-  _globals['_STEPBEGIN']._serialized_end=604
-  _globals['_BEGINSTEPRESPONSE']._serialized_start=606
-  _globals['_BEGINSTEPRESPONSE']._serialized_end=672
-  _globals['_STEPGRANT']._serialized_start=674
-  _globals['_STEPGRANT']._serialized_end=769
-  _globals['_SETCONSISTENCYREQUEST']._serialized_start=772
-  _globals['_SETCONSISTENCYREQUEST']._serialized_end=909
-  _globals['_SETCONSISTENCYRESPONSE']._serialized_start=911
-  _globals['_SETCONSISTENCYRESPONSE']._serialized_end=949
-  _globals['_DESCRIBECONSISTENCYREQUEST']._serialized_start=951
-  _globals['_DESCRIBECONSISTENCYREQUEST']._serialized_end=999
-  _globals['_DESCRIBECONSISTENCYRESPONSE']._serialized_start=1002
-  _globals['_DESCRIBECONSISTENCYRESPONSE']._serialized_end=1139
-  _globals['_COMMITTEDSTEP']._serialized_start=1141
-  _globals['_COMMITTEDSTEP']._serialized_end=1201
-  _globals['_GROUPCONSISTENCY']._serialized_start=1204
-  _globals['_GROUPCONSISTENCY']._serialized_end=1375
-  _globals['_WORKERCLOCK']._serialized_start=1377
-  _globals['_WORKERCLOCK']._serialized_end=1488
+  _globals['_STEPBEGIN']._serialized_end=662
+  _globals['_DECLAREDOPTIMIZER']._serialized_start=665
+  _globals['_DECLAREDOPTIMIZER']._serialized_end=841
+  _globals['_DECLAREDOPTIMIZER_SETTINGSENTRY']._serialized_start=794
+  _globals['_DECLAREDOPTIMIZER_SETTINGSENTRY']._serialized_end=841
+  _globals['_BEGINSTEPRESPONSE']._serialized_start=843
+  _globals['_BEGINSTEPRESPONSE']._serialized_end=909
+  _globals['_STEPGRANT']._serialized_start=911
+  _globals['_STEPGRANT']._serialized_end=1006
+  _globals['_SETCONSISTENCYREQUEST']._serialized_start=1009
+  _globals['_SETCONSISTENCYREQUEST']._serialized_end=1146
+  _globals['_SETCONSISTENCYRESPONSE']._serialized_start=1148
+  _globals['_SETCONSISTENCYRESPONSE']._serialized_end=1186
+  _globals['_DESCRIBECONSISTENCYREQUEST']._serialized_start=1188
+  _globals['_DESCRIBECONSISTENCYREQUEST']._serialized_end=1236
+  _globals['_DESCRIBECONSISTENCYRESPONSE']._serialized_start=1239
+  _globals['_DESCRIBECONSISTENCYRESPONSE']._serialized_end=1376
+  _globals['_COMMITTEDSTEP']._serialized_start=1378
+  _globals['_COMMITTEDSTEP']._serialized_end=1438
+  _globals['_GROUPCONSISTENCY']._serialized_start=1441
+  _globals['_GROUPCONSISTENCY']._serialized_end=1612
+  _globals['_WORKERCLOCK']._serialized_start=1614
+  _globals['_WORKERCLOCK']._serialized_end=1725
 # @@protoc_insertion_point(module_scope)

@@ -54,18 +54,37 @@ class InputDigest(_message.Message):
     def __init__(self, dataset: _Optional[int] = ..., batch: _Optional[int] = ..., digest: _Optional[int] = ..., first: bool = ..., **kwargs) -> None: ...
 
 class StepBegin(_message.Message):
-    __slots__ = ("group", "worker", "num_workers", "finished", "declared")
+    __slots__ = ("group", "worker", "num_workers", "finished", "declared", "optimizer")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     group: str
     worker: int
     num_workers: int
     finished: int
     declared: Consistency
-    def __init__(self, group: _Optional[str] = ..., worker: _Optional[int] = ..., num_workers: _Optional[int] = ..., finished: _Optional[int] = ..., declared: _Optional[_Union[Consistency, _Mapping]] = ...) -> None: ...
+    optimizer: DeclaredOptimizer
+    def __init__(self, group: _Optional[str] = ..., worker: _Optional[int] = ..., num_workers: _Optional[int] = ..., finished: _Optional[int] = ..., declared: _Optional[_Union[Consistency, _Mapping]] = ..., optimizer: _Optional[_Union[DeclaredOptimizer, _Mapping]] = ...) -> None: ...
+
+class DeclaredOptimizer(_message.Message):
+    __slots__ = ("class_name", "trained", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    class_name: str
+    trained: int
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, class_name: _Optional[str] = ..., trained: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class BeginStepResponse(_message.Message):
     __slots__ = ("grants",)

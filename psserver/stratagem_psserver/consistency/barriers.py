@@ -192,6 +192,10 @@ class Barriers:
             }
             self._gatherings[name] = _Gathering(num_tasks, arrivals)
 
+    def waiting(self) -> dict[str, str]:
+        """Return the tasks that wait, and at which barrier each."""
+        return {task: name for name, one in self._gatherings.items() for task in one.arrived}
+
     def arrived(self, name: str) -> list[str]:
         gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []

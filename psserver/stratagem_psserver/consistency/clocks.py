@@ -11,7 +11,7 @@ restores the clocks from its checkpoint, with all workers gone until they come b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.consistency_pb2 import (
     Consistency,
+    DeclaredOptimizer,
     GroupConsistency,
     StepBegin,
     StepGrant,
@@ -53,6 +54,7 @@ class Clock:
         gone: How its session ended, as a clause; empty while the session is open.
         opened: The place of its session in the order in which sessions were opened.
         is_at_barrier: Whether it waits at a barrier, where it finishes no steps.
+        optimizer: What its session made the optimizer with; None if it has not said so.
     """
 
     session_id: bytes
@@ -64,6 +66,7 @@ class Clock:
     gone: str = ""
     opened: int = 0
     is_at_barrier: bool = False
+    optimizer: DeclaredOptimizer | None = None
 
     def count_stale(self, taken: int) -> None:
         """Add the update of a finished step to the histogram of staleness."""
@@ -115,6 +118,12 @@ class ClockGroup:
         """Return the present workers that do not wait at a barrier."""
         return [worker for worker in self.present() if not worker.is_at_barrier]
 
+    def declaring(self, number: int) -> Iterator[tuple[int, Clock]]:
+        """Yield the present workers but one that have said what their optimizer was made with."""
+        for other, clock in self.workers.items():
+            if other != number and not clock.gone and clock.optimizer is not None:
+                yield other, clock
+
     def recount(self) -> None:
         """Compute `slowest` again; a worker that has never arrived has finished no step."""
         if len(self.workers) < self.num_workers:
@@ -134,9 +143,10 @@ class ClockGroup:
         """
         return phase.rule.holds_back(finished - max(self.slowest, phase.start - 1))
 
-    def add_worker(self, number: int, session: Session, closed: int) -> None:
+    def add_worker(self, begin: StepBegin, session: Session, closed: int) -> None:
         """Add a worker that arrives or comes back, unless it is present."""
-        known = self.workers.setdefault(number, Clock(session.id, session.label))
+        known = self.workers.setdefault(begin.worker, Clock(session.id, session.label))
+        known.optimizer = begin.optimizer if begin.HasField("optimizer") else None
         known.opened = session.opened
         if known.session_id == session.id and not known.gone:
             return
@@ -190,6 +200,7 @@ class ClockGroup:
                 worker.gone,
                 worker.opened,
                 worker.is_at_barrier,
+                worker.optimizer and worker.optimizer.SerializeToString(deterministic=True).hex(),
             ]
             for number, worker in self.workers.items()
         }
@@ -211,9 +222,11 @@ class ClockGroup:
         for number, (task, finished, dropped, staleness, *presence) in facts["workers"].items():
             clock = Clock(b"", task, finished, None, dropped, staleness, "its server was restarted")
             if are_there:
-                session, clock.taken_before, clock.gone, clock.opened, *barrier = presence
+                session, clock.taken_before, clock.gone, clock.opened, *later = presence
                 # Images of earlier releases do not say it.
-                clock.is_at_barrier = any(barrier)
+                clock.is_at_barrier, optimizer = [*later, False, None][:2]
+                if optimizer:
+                    clock.optimizer = DeclaredOptimizer.FromString(bytes.fromhex(optimizer))
                 clock.session_id = bytes.fromhex(session)
             group.workers[int(number)] = clock
         group.begun, group.taken = facts["begun"], facts["taken"]
@@ -268,10 +281,36 @@ class Clocks:
         before = group.slowest, group.schedule.newest
         _check_number_is_free(group, begin, session)
         _declare(group, begin, session.label)
+        self._check_optimizer(begin, session.label)
         group.num_workers = begin.num_workers
-        group.add_worker(begin.worker, session, closed)
+        group.add_worker(begin, session, closed)
         group.note_finished(begin)
         return before != (group.slowest, group.schedule.newest)
+
+    def _check_optimizer(self, begin: StepBegin, task: str) -> None:
+        """Check that a worker steps its variables as the present workers step them.
+
+        Programs may go from one optimizer to another at different times, so that only those differ
+        of which neither has made that of the other.
+        """
+        if not begin.HasField("optimizer"):
+            return
+        mine = begin.optimizer
+        _check_settings(self._groups[begin.group], begin, task)
+        for name, group in self._groups.items():
+            for number, other in group.declaring(begin.worker):
+                assert other.optimizer is not None
+                if (
+                    other.optimizer.trained == mine.trained
+                    and begin.worker not in group.workers
+                    and number not in self._groups[begin.group].workers
+                ):
+                    raise InvalidArgumentError(
+                        f"{task} steps its variables by {mine.class_name}, as {begin.group!r}, but "
+                        f"{other.task} steps the same ones by {other.optimizer.class_name}, as "
+                        f"{name!r}; run the same program on all workers. If they are to go from "
+                        "one optimizer to the other, make both in each worker, in the same order"
+                    )
 
     def grant(self, name: str, number: int, closed: int) -> StepGrant | None:
         """Return the permit for a worker's next step; None while it has to wait."""
@@ -401,6 +440,22 @@ def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
         # The program was started again with other settings.
         group.declared = declared
         group.schedule.change(declared, group.begun)
+
+
+def _check_settings(group: ClockGroup, begin: StepBegin, task: str) -> None:
+    """Check that all present workers have made the optimizer of a group with the same values."""
+    mine = begin.optimizer.settings
+    for _, other in group.declaring(begin.worker):
+        assert other.optimizer is not None
+        theirs = other.optimizer.settings
+        for key in sorted(mine.keys() & theirs.keys()):
+            if mine[key] != theirs[key]:
+                raise InvalidArgumentError(
+                    f"{task} and {other.task} have made the optimizer {begin.group!r} with "
+                    f"different values of {key!r}: {mine[key]} against {theirs[key]}; run the same "
+                    "program on all workers. Who wants them to differ sets them in param_groups "
+                    "once the optimizer is made"
+                )
 
 
 def _check_number_is_free(group: ClockGroup, begin: StepBegin, session: Session) -> None:

@@ -259,7 +259,7 @@ class ValueRpcs:
 
         def applied() -> bool | None:
             state.inputs.require_alike(session)
-            return state.rounds.is_applied(mark, session.id)
+            return state.is_applied(mark, session)
 
         if applied():
             return
@@ -267,7 +267,7 @@ class ValueRpcs:
         if not await state.waits.until(("group", mark.group), applied, seconds, waiter):
             state.rounds.require_finished(mark)
             raise DeadlineExceededError(
-                f"step {mark.step} of {mark.group!r} was not applied in {seconds:g} s: "
+                f"step {mark.step} of {mark.group!r} was not applied in time: "
                 f"{state.rounds.missing(mark)}. It waits for {state.explained(waiter)}"
             )
 

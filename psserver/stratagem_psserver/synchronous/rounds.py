@@ -33,6 +33,7 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     NonFiniteGradientError,
     StratagemError,
+    UnevenStepsError,
     UnfinishedStepError,
     UnstagedContributionError,
 )
@@ -84,6 +85,12 @@ class Absences:
 # No sensible program has as many; without a limit they would fill the memory.
 MAX_GROUPS = 10_000
 MAX_STEPS = 1_000  # incomplete steps of one group
+
+_EVEN = (
+    "let all workers take equally many steps: loop over strategy.steps(n) with the same n, or over "
+    "what strategy.experimental_distribute_dataset() returns, or leave the last batches out. With "
+    'consistency="async" nobody waits for others'
+)
 
 
 class Rounds:
@@ -300,16 +307,44 @@ class Rounds:
             )
         lost = group.lost(mark.step, self._waits) if mark.step > group.closed else None
         if lost is not None:
-            raise AbortedError(
-                f"step {mark.step} of {mark.group!r} cannot be completed: {lost.gone} before it "
-                "contributed to the step; start that task again"
+            subject = f"step {mark.step} of {mark.group!r} cannot be completed"
+            again = (
+                f"{subject}: {lost.gone} before it contributed to the step; start that task again"
             )
+            if lost.left:
+                raise UnevenStepsError(f"{again}, if it has failed. If not, {_EVEN}")
+            raise AbortedError(again)
         if session_id and session_id in group.owed.get(mark.step, {}).values():
             raise AbortedError(
                 f"what this task had committed to step {mark.step} of {mark.group!r} was dropped "
                 "when all workers were gone and others needed the memory; start this task again"
             )
         return None
+
+    def require_coming(
+        self, mark: StepMark, at_barriers: Mapping[str, str], task_of: Callable[[int], str]
+    ) -> None:
+        """Check that those whom a step lacks do not wait at a barrier for those who contribute.
+
+        Args:
+            mark: The step.
+            at_barriers: The barrier at which each task waits that does, by task.
+            task_of: Returns the task of a worker by its number.
+
+        Raises:
+            UnevenStepsError: So many do that the step cannot close.
+        """
+        group = self._group(mark.group)
+        if not at_barriers or mark.step <= group.closed:
+            return
+        lacking = [one.client for one in self.awaited_of(mark, task_of)]
+        stuck = [task for task in lacking if task in at_barriers]
+        if stuck and group.num_workers - len(stuck) < group.required:
+            raise UnevenStepsError(
+                f"step {mark.step} of {mark.group!r} cannot be completed: {listed(stuck)} waits at "
+                f"the barrier {at_barriers[stuck[0]]!r}, where it contributes to no steps, and all "
+                f"others would have to come there, too. To end this, {_EVEN}"
+            )
 
     def missing(self, mark: StepMark) -> str:
         """Return a clause that says whose contributions a step lacks."""

@@ -50,6 +50,30 @@ def test_a_step_of_a_copy_is_refused_and_changes_nothing(in_run: bool) -> None:
         stratagem.config.set_logical_cpus(1)
 
 
+@pytest.mark.parametrize("in_run", [True, False])
+def test_a_step_of_the_value_of_a_variable_is_refused_as_that_of_a_parameter(in_run: bool) -> None:
+    def train(strategy: stratagem.Strategy) -> None:
+        with strategy.scope():
+            variable = stratagem.Variable(torch.ones(2))
+        sgd = torch.optim.SGD([variable.value()], lr=1.0)
+
+        def step() -> None:
+            variable.value().sum().backward()
+            sgd.step()
+
+        with pytest.raises(FailedPreconditionError, match=r"DistributedOptimizer\(SGD"):
+            strategy.run(step) if in_run else step()
+        assert variable.read_value().tolist() == [1.0, 1.0]
+
+    with running(1) as cluster, cluster.strategy() as strategy:
+        train(strategy)
+    stratagem.config.set_logical_cpus(2)
+    try:
+        train(stratagem.MirroredStrategy(["CPU:0", "CPU:1"]))
+    finally:
+        stratagem.config.set_logical_cpus(1)
+
+
 def linear(outside: torch.Tensor) -> nn.Module:
     return nn.Linear(1, 1)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.optim import Optimizer
 
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
@@ -67,6 +71,19 @@ def _worker_report_of(worker: pb.WorkerClock) -> WorkerReport:
     return WorkerReport(worker.finished, worker.dropped, staleness, worker.gone)
 
 
+# Rates may come from how far a program is, and the others say how torch is to compute.
+_OWN_SETTINGS = {"lr", "foreach", "fused", "capturable", "differentiable"}
+
+
+def _shown(value: object) -> str:
+    """Return a hyperparameter as text, "" of what has none that is the same in all processes."""
+    if isinstance(value, torch.Tensor):
+        return _shown(value.tolist()) if value.numel() == 1 else ""
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return repr(value) if value is None or isinstance(value, bool | int | float | str) else ""
+
+
 class StepPermit(NamedTuple):
     """What a worker needs to take a step.
 
@@ -92,6 +109,7 @@ class _Steps:
         finished: The last step.
         counted: The last synchronous one that contains a contribution of this worker.
         permit: The latest one: for the next step, or for one that is finished.
+        optimizer: What it was made with, as servers are told before the first grant.
     """
 
     declared: pb.Consistency
@@ -100,6 +118,7 @@ class _Steps:
     finished: int = 0
     counted: int = 0
     permit: StepPermit | None = None
+    optimizer: pb.DeclaredOptimizer | None = None
 
 
 class StepTracker:
@@ -125,6 +144,19 @@ class StepTracker:
         """Take in an optimizer."""
         consistency = declared or self.declared
         self._steps[optimizer] = _Steps(encoded_consistency(consistency), consistency)
+
+    def describe(self, name: str, optimizer: Optimizer, trained: Iterable[str]) -> None:
+        """Take note of what an optimizer was made with, and of the variables that it steps."""
+        digest = blake2b("\n".join(trained).encode(), digest_size=8).digest()
+        self._steps[name].optimizer = pb.DeclaredOptimizer(
+            class_name=type(optimizer).__name__,
+            trained=int.from_bytes(digest, "little"),
+            settings={
+                key: text
+                for key, value in optimizer.defaults.items()
+                if key not in _OWN_SETTINGS and (text := _shown(value))
+            },
+        )
 
     def note_committed(self, committed: Mapping[str, int]) -> None:
         """Note the steps to which the process before has committed, by optimizer."""
@@ -176,6 +208,7 @@ class StepTracker:
                 num_workers=self.num_workers,
                 finished=self._steps[name].finished,
                 declared=self._steps[name].declared,
+                optimizer=None if self._steps[name].permit else self._steps[name].optimizer,
             )
             for name in (self._steps if optimizers is None else optimizers)
         ]

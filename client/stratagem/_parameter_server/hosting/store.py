@@ -41,13 +41,22 @@ from stratagem._ps_client.requests.variables import (
     list_keys,
     list_variables,
 )
-from stratagem_proto.errors import DeadlineExceededError, StratagemError, UnfinishedStepError
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    StratagemError,
+    UnevenStepsError,
+    UnfinishedStepError,
+)
 from stratagem_proto.input_order import MAX_REPORTED, BatchRead
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark
 from stratagem_proto.v1.variable_requests_pb2 import ASSIGN_MODE_SET, ListVariablesResponse
 
 _LOG = logging.getLogger("stratagem")
+
+# For so long servers are asked at once, which takes one request of each. Who waits for longer
+# learns from the first one if others do not come.
+_AT_ALL_SECONDS = 2.0
 
 
 class StepReads:
@@ -133,7 +142,7 @@ class StepReads:
         servers, snapshot = self._servers, self._servers.snapshot
         if snapshot:
             mark = None
-        wait = 0.0 if mark is None else self._peer_seconds
+        wait = 0.0 if mark is None else min(self._peer_seconds, _AT_ALL_SECONDS)
         granted: list[StepGrant] = []
 
         def note_header(header: ReadHeader) -> None:
@@ -154,13 +163,22 @@ class StepReads:
         try:
             order = Order.BESIDE_PUSH if beside_push and mark is None else Order.AFTER_PUSH
             versions = servers.call_all(requests(), order)
-        except UnfinishedStepError:
+        except (DeadlineExceededError, UnfinishedStepError) as error:
             if mark is None:
                 raise
-            # Who closed the step has ended, and any other may do the rest.
-            finish(servers, mark, self._peer_seconds)
+            self._help_or_wait(mark, error)
+            wait = self._peer_seconds
             versions = servers.call_all(requests())
         return versions, granted
+
+    def _help_or_wait(self, mark: StepMark, error: StratagemError) -> None:
+        """Bring about what a step lacks, or wait for it where it is known if others do not come."""
+        if isinstance(error, UnfinishedStepError):
+            # Who closed the step has ended, and any other may do the rest.
+            finish(self._servers, mark, self._peer_seconds)
+            return
+        left = max(self._peer_seconds - _AT_ALL_SECONDS, 0.0)
+        self._servers.call(self._servers.used[0], read((), mark, left))
 
 
 class StepEnds:
@@ -177,9 +195,12 @@ class StepEnds:
     def wait(self, copies: Copies) -> None:
         """Bring what a step has stepped up to date, when all have contributed.
 
-        This worker's part counts already. So if others do not come, that is not raised here, but by
-        what would be computed on old values: the next step, or refresh. A program that ends before
-        has the log alone to tell it.
+        This worker's part counts already. So if others do not come in time, that is not raised
+        here, but by what would be computed on old values: the next step, or refresh. A program that
+        ends before has the log alone to tell it.
+
+        Raises:
+            UnevenStepsError: Others never come, unless they are started again.
         """
         step_tracker = self._step_tracker
         # Others may change consistencies between two steps.
@@ -190,6 +211,8 @@ class StepEnds:
                 grants = self._reads.bring(groups, begins, training=True)
         except StratagemError as error:
             self.behind = copies, error
+            if isinstance(error, UnevenStepsError):
+                raise
             _LOG.warning(
                 "a step of this worker counts, but was not completed, and the parameters here are "
                 "those before it; the next step, or refresh(), raises: %s",
