@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from stratagem._hosting.hosted_parameter import hosted_parameter
+from stratagem._hosting.hosting import hosting_of
 from stratagem._hosting.optimizer import DistributedOptimizer
 from stratagem._parameter_server.alone import LocalExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._strategies.strategy import get_strategy
+from stratagem._strategies.strategy import Strategy, get_strategy
 from stratagem.frameworks._handover import (
     adopt,
     distributed,
@@ -56,9 +57,7 @@ _LOG = logging.getLogger("stratagem")
 _MOST_BYTES_WHOLE = 1 << 20
 
 
-def prepare(
-    strategy: ParameterServerStrategy, model: Any, *, lazy: bool = False, **settings: Any
-) -> None:
+def prepare(strategy: Strategy, model: Any, *, lazy: bool = False, **settings: Any) -> None:
     """Have a compiled Keras model train on parameter servers from now on.
 
         strategy = stratagem.ParameterServerStrategy()
@@ -69,15 +68,16 @@ def prepare(
 
     Every worker runs the whole program on examples of its own (`stratagem.frameworks.part`). The
     weights that all train are the chief's. Steps are those of the model's optimizer, which counts
-    them and has their learning rate; its state is on the servers. Without a cluster the model
-    trains by Keras alone.
+    them and has their learning rate; its state is on the servers. Without a cluster, and under a
+    `OneDeviceStrategy` or another strategy of one replica, the model trains by Keras alone.
 
     An `Embedding` is a table, of which a worker pulls and pushes the rows of a batch, where the
     optimizer leaves all other rows as they are: with SGD without momentum, with Adagrad, and, if
     `lazy` is set, with Adam. Else all of it is pulled and pushed, as other weights are.
 
     Args:
-        strategy: The strategy, of one replica in this process.
+        strategy: A `ParameterServerStrategy` of one replica in this process, or any strategy of one
+            replica in all.
         model: A `keras.Model` that is compiled, and has not been trained by its optimizer. If it is
             compiled again, the new optimizer trains on the servers, too.
         lazy: Whether Adam leaves alone the rows of an `Embedding` that a batch does not look up.
@@ -85,14 +85,18 @@ def prepare(
         settings: Further arguments of `stratagem.DistributedOptimizer` by name.
 
     Raises:
-        InvalidTypeError: `model` is no `keras.Model`.
+        InvalidTypeError: `model` is no `keras.Model`, or several replicas train without servers.
         InvalidArgumentError: The model or its optimizer has what servers cannot do as Keras does,
-            or the strategy has several replicas in this process.
+            or the strategy has several replicas in this process, or the only one on another device
+            than Keras has the model on.
         FailedPreconditionError: The model is not compiled, was prepared before, or its optimizer
             has taken steps.
         ContextError: The strategy's scope is open, or was when the model was built.
     """
-    sole_device(strategy)
+    if not isinstance(strategy, ParameterServerStrategy):
+        _require_one_replica(strategy)
+    else:
+        sole_device(strategy)
     if not isinstance(model, keras.Model):
         raise InvalidTypeError(f"prepare takes a keras.Model, and this is {model!r}")
     if not model.compiled or _MARK in vars(model):
@@ -104,7 +108,38 @@ def prepare(
         raise ContextError(
             "the strategy's scope is open; build, compile and prepare a Keras model outside of it"
         )
-    _Trained(strategy, model, lazy, settings).take_over()
+    if isinstance(strategy, ParameterServerStrategy):
+        _Trained(strategy, model, lazy, settings).take_over()
+        return
+    _require_on(strategy, model)
+    vars(model)[_MARK] = strategy
+
+
+def _require_one_replica(strategy: Any) -> None:
+    """Check that Keras alone is all that a strategy without servers would do."""
+    is_one = isinstance(strategy, Strategy) and strategy.num_replicas_in_sync == 1
+    if is_one and hosting_of(strategy.extended) is not None:
+        return
+    what = f"{type(strategy).__name__}"
+    if isinstance(strategy, Strategy):
+        what += f" with {strategy.num_replicas_in_sync} replicas"
+    raise InvalidTypeError(
+        f"Keras' fit trains on parameter servers, or in one replica, and this is a {what}, whose "
+        'replicas it does not know; make a stratagem.ParameterServerStrategy(consistency="sync"), '
+        "with a worker for each device, or train by strategy.run"
+    )
+
+
+def _require_on(strategy: Strategy, model: Any) -> None:
+    hosting = hosting_of(strategy.extended)
+    assert hosting is not None
+    device = hosting.devices[0]
+    for weight in model.weights if model.built else ():
+        if weight.value.device.type != device.type:
+            raise InvalidArgumentError(
+                f"Keras has {weight.path!r} on {weight.value.device}, and the strategy trains on "
+                f"{device}; build the model inside `with keras.device({str(device)!r}):`"
+            )
 
 
 _MARK = "_stratagem"

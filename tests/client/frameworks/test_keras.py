@@ -368,6 +368,35 @@ def test_compiled_steps_and_backups_are_refused(
         trained(model, "dense", callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: stratagem.OneDeviceStrategy("CPU:0"),
+        lambda: stratagem.MirroredStrategy(["CPU:0"]),
+        lambda: stratagem.CentralStorageStrategy(["CPU:0"]),
+    ],
+)
+def test_under_a_strategy_of_one_replica_keras_trains_alone(
+    make: Callable[[], stratagem.Strategy],
+) -> None:
+    plain, ours = compiled("dense", OPTIMIZERS["Adam"]), compiled("dense", OPTIMIZERS["Adam"])
+    prepare(make(), ours)
+    assert trained(ours, "dense") == trained(plain, "dense")
+    require_equal(plain, ours)
+    with pytest.raises(FailedPreconditionError, match="prepared already"):
+        prepare(make(), ours)
+
+
+def test_several_replicas_without_servers_are_refused() -> None:
+    stratagem.config.set_logical_cpus(2)
+    try:
+        mirrored = stratagem.MirroredStrategy(["CPU:0", "CPU:1"])
+        with pytest.raises(InvalidTypeError, match="a MirroredStrategy with 2 replicas"):
+            prepare(mirrored, compiled("dense", OPTIMIZERS["Adam"]))
+    finally:
+        stratagem.config.set_logical_cpus(1)
+
+
 def test_a_model_is_compiled_before_and_prepared_once(strategy: ParameterServerStrategy) -> None:
     with pytest.raises(FailedPreconditionError, match="not compiled"):
         prepare(strategy, MODELS["dense"]())

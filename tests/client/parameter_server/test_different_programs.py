@@ -121,9 +121,14 @@ def test_workers_may_step_other_variables_by_other_optimizers() -> None:
 
 
 def test_a_worker_that_comes_back_may_have_another_optimizer_than_those_that_are_gone() -> None:
+    makes = iter([SGD, SGD, Adam, Adam])
+
+    def train(strategy: ParameterServerStrategy, worker: int) -> None:
+        Program(strategy, next(makes)).step()
+
     with running(1, num_workers=2) as cluster:
-        for make in (SGD, Adam):
-            cluster.run(lambda strategy, worker, make=make: Program(strategy, make).step())
+        for _ in range(2):
+            cluster.run(train)
 
 
 def many_and_few(ends: Callable[[ParameterServerStrategy], object], longer: int) -> list[str]:
