@@ -406,6 +406,20 @@ def test_workers_that_roll_back_train_on_with_each_sample_once_in_either_part(
     assert found == [[[1.0] * 2 * MOST] * 2] * 2
 
 
+def test_who_finds_behind_resume_that_all_were_lost_does_not_train_on(tmp_path: Path) -> None:
+    with cluster_of(1) as cluster:
+        assert cluster.run(partial(counted, folder=tmp_path, saved=-1)) == [[]]
+        with cluster.strategy() as strategy:
+            with strategy.scope():
+                model = nn.Module()
+                model.seen = nn.Parameter(torch.zeros(2 * MOST))
+                table = model.table = stratagem.nn.Embedding(2 * MOST, 1)
+            DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+            strategy.resume(tmp_path)
+            with pytest.raises(FailedPreconditionError, match=r"before resume\(\)"):
+                HybridOptimizer(Counts([model.seen]))
+
+
 def test_workers_that_were_all_lost_without_a_checkpoint_do_not_train_on(tmp_path: Path) -> None:
     program = partial(counted, folder=tmp_path, saved=-1)
     with cluster_of(2) as cluster:
