@@ -24,6 +24,8 @@ from benchmarks.harness.limits import (
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy import LocalCluster
+from stratagem_deploy.watching.asking import ServerPlace, ask
+from stratagem_deploy.watching.doctor import findings
 from stratagem_proto.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.status_pb2 import TableFilesStatus
 from tests.conftest import TOKEN
@@ -247,7 +249,7 @@ def test_a_server_does_not_start_on_a_disk_that_is_full_or_cannot_be_written(
         pass
 
 
-def test_a_slow_disk_makes_steps_slow_and_changes_none_of_them(
+def test_a_slow_disk_makes_steps_slow_changes_none_of_them_and_is_named_by_the_doctor(
     tmp_path: Path, limits: ExitStack
 ) -> None:
     disk = mounted(limits, tmp_path, DISK)
@@ -261,8 +263,13 @@ def test_a_slow_disk_makes_steps_slow_and_changes_none_of_them(
         strategy_of(server) as strategy,
     ):
         trainer = Trainer(strategy, KEYS, WIDTH)
-        batches = [*torch.arange(KEYS).split(AT_ONCE), *(each[:50] for each in drawn(3, KEYS))]
+        draw = torch.Generator().manual_seed(1)
+        some = [torch.randint(KEYS, (60,), generator=draw).unique() for _ in range(25)]
+        batches = [*torch.arange(KEYS).split(AT_ONCE), *some]
         for batch in batches:
             trainer.step(batch)
         sample = torch.arange(0, KEYS, 997)
         assert torch.equal(trainer.values(sample), expected(batches, sample, WIDTH))
+        answers = ask([ServerPlace(server.address, "ps:0")], TOKEN, 30.0)
+    slowness = [each.what for each in findings(answers, 2.0) if "reads a second" in each.what]
+    assert len(slowness) == 1 and str(disk.folder) in slowness[0]

@@ -13,8 +13,10 @@ import torch
 import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem_deploy import LocalCluster
+from stratagem_deploy.checkpoints.inspection import differences
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.status_pb2 import TableFilesStatus
+from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.psserver.wire import RawClient, status_of
 
 pytestmark = pytest.mark.cluster
@@ -142,6 +144,49 @@ def test_a_task_with_tables_in_files_moves() -> None:
 
         losses = train(strategy, range(STEPS), moved)
     assert losses == in_memory()
+
+
+@pytest.mark.parametrize(
+    "limit", [{}, {"max_bytes": 9000 * (2 * COLUMNS * 4 + 40)}], ids=["all rows", "evicted rows"]
+)
+def test_incremental_checkpoints_read_only_rows_that_were_written_since(
+    tmp_path: Path, limit: dict[str, int]
+) -> None:
+    """What they have together is what a whole checkpoint has, whatever was evicted or made anew."""
+    folder, draw = tmp_path / "run", torch.Generator().manual_seed(2)
+    with (
+        LocalCluster(1, workers=0, table_bytes=MIB, table_folder=tmp_path) as cluster,
+        ParameterServerStrategy(cluster.cluster_resolver) as strategy,
+    ):
+        with strategy.scope():
+            words = stratagem.nn.DynamicEmbedding(COLUMNS, **limit)
+        adagrad = torch.optim.Adagrad(words.parameters(), lr=0.1)
+        optimizer = stratagem.DistributedOptimizer(adagrad)
+
+        def step(keys: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            (words(keys) - 1).square().sum().backward()
+            optimizer.step()
+
+        for keys in torch.arange(KEYS).split(AT_ONCE):
+            strategy.run(step, args=(keys,))
+        strategy.save(folder, incremental=True, keep=9)
+        for number in range(4):
+            keys = torch.randint(KEYS + 100, (100,), generator=draw).unique()
+            strategy.run(step, args=(keys,))
+            if number == 2:
+                # Another state of the same name, of rows that are not written.
+                adagrad = torch.optim.Adagrad(words.parameters(), lr=0.1)
+                optimizer = stratagem.DistributedOptimizer(adagrad)
+                strategy.run(step, args=(keys[:1],))
+            before = table_files(cluster)
+            strategy.save(folder, incremental=True, keep=9)
+            read = table_files(cluster).read_bytes - before.read_bytes
+            if number != 2 and not limit:
+                assert read < before.row_bytes / 4
+            strategy.save(tmp_path / f"whole-{number}")
+            one, other = open_checkpoint(folder), open_checkpoint(tmp_path / f"whole-{number}")
+            assert not [*differences(one, other)]
 
 
 def test_rows_of_tables_need_a_folder_on_a_disk(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple, Protocol
+from weakref import ref
 
 import torch
 
@@ -96,6 +97,23 @@ class SnapshotArray(NamedTuple):
     number: int
 
 
+class Origin(NamedTuple):
+    """What the rows of a table, or of a slot, in a snapshot are those of.
+
+    While this is the arena, a row that is at its position since then, and that no later write has
+    touched, has its bytes of then.
+
+    Attributes:
+        arena: The arena; None once nobody has it any more.
+        table: The name of the table.
+        writes: How many writes the table had had.
+    """
+
+    arena: ref[Arena]
+    table: str
+    writes: int
+
+
 class Snapshot:
     """The values of all variables at one moment, copied on write.
 
@@ -106,6 +124,9 @@ class Snapshot:
         copy_of: Only for a snapshot of values, without what optimizers and tables need to go on.
             Returns a copy of a variable's value that nobody changes, so that its memory need not be
             shared; None to share it.
+
+    Attributes:
+        origins: What the rows of tables and of their slots are those of, by name.
     """
 
     def __init__(
@@ -119,6 +140,7 @@ class Snapshot:
         self._tables: dict[Table, TableSnapshot] = {}
         # By the names of tables and their slots.
         self._arrays: dict[str, SnapshotArray] = {}
+        self.origins: dict[str, Origin] = {}
         # The variables that have not changed, whose memory this snapshot shares.
         self._shared: set[str] = set()
         self._kept_nbytes = 0
@@ -155,8 +177,10 @@ class Snapshot:
         # The arrays of a table begin with its marks.
         number = len(table.marks) + table.arenas.index(arena)
         self._arrays[spec.name] = SnapshotArray(rows, number)
+        history = table.history()
+        self.origins[spec.name] = Origin(ref(arena), table.name, history.writes)
         if arena is table.value:
-            stored.history.CopyFrom(table.history())
+            stored.history.CopyFrom(history)
         self._add(Content(spec, variable.version, stored), ArrayValue(rows, number))
         if arena is table.value:
             self._add_companions(spec, rows, len(table.marks))
