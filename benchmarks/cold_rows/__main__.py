@@ -70,7 +70,7 @@ def main(
     bound = median([one.reads / one.missed for one in of_disk])
     name = "bound: the disk's own random reads of as many pages at once"
     cells.append([name, f"{bound:.1f}", f"{bound / rates['memory']:.3f}", "", cells[1][-1]])
-    head = ["rows in", "steps a second", "of memory", "most MB", "rows read a step"]
+    head = ["rows in", "steps a second", "of memory", "most MB", "reads a step"]
     print(Table(head, cells).markdown())
     print(f"load {load():.1f}")
 

@@ -25,7 +25,7 @@ from stratagem_psserver.limits import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.direct_file import PAGE, DirectFile, ReadQueue, aligned
 from stratagem_psserver.tables.table import Table
-from stratagem_psserver.tables.table_disk import DiskCounts, TableDisk
+from stratagem_psserver.tables.table_disk import TableDisk
 
 COLUMNS, BATCH, EXPONENT = 16, 4096, 1.05
 ROW_BYTES = 2 * COLUMNS * 4
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     Attributes:
         rate: Steps a second.
         most: The most memory, in MB.
-        missed: Rows that a step read from the disk.
+        missed: Reads of a step from the disk.
         reads: Random reads of 4 KiB that the same disk gives a second, so many at once.
     """
 
@@ -169,8 +169,9 @@ def measure(name: str, rows: int, steps: int, folder: Path) -> Measured:
     pushed = [np.unique(each) for each in batches]
     for keys in pushed[:20]:
         kept.push(keys)
-    counts = kept.disk.counts if isinstance(kept, TableRows) and kept.disk else DiskCounts()
-    before, began = counts.missed, time.perf_counter()
+    disk = kept.disk if isinstance(kept, TableRows) else None
+    logs = [store.log for store in disk.stores] if disk else []
+    before, began = sum(log.reads for log in logs), time.perf_counter()
     for number in range(20, steps + 20):
         if ahead and number + 1 < len(batches):
             kept.announce(pushed[number + 1])
@@ -178,7 +179,7 @@ def measure(name: str, rows: int, steps: int, folder: Path) -> Measured:
         kept.push(pushed[number])
     seconds = time.perf_counter() - began
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    missed = (counts.missed - before) / steps
+    missed = (sum(log.reads for log in logs) - before) / steps
     return Measured(steps / seconds, most / 1024, missed, _reads(folder, int(missed)))
 
 
