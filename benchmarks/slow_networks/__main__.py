@@ -204,7 +204,11 @@ def table(
 ) -> None:
     """Print what was measured: the time to a loss is steps by seconds a step."""
     by_seed = json.loads((FOLDER / "losses.json").read_text())
-    ends = {seed: found[ONE][max(found[ONE], key=int)] for seed, found in by_seed.items()}
+    ends = {
+        seed: found[ONE][max(found[ONE], key=int)]
+        for seed, found in by_seed.items()
+        if ONE in found
+    }
     print("one worker:", {seed: round(end, 3) for seed, end in ends.items()})
     for network, timed in json.loads((FOLDER / "steps.json").read_text()).items():
         print(f"\n{network}, to a loss of {target:g}\n")
@@ -221,7 +225,11 @@ def _rows(
         curves = {seed: each[name] for seed, each in by_seed.items() if name in each}
         steps = [step_of(each, target) for each in curves.values()]
         taken = [one * found["seconds"] for one in steps if one is not None]
-        ratios = [each[max(each, key=int)] / ends[seed] for seed, each in curves.items()]
+        ratios = [
+            curves[seed][max(curves[seed], key=int)] / end
+            for seed, end in ends.items()
+            if seed in curves
+        ]
         hours = fmean(taken) if taken and len(taken) == len(steps) else None
         if method == PEER and hours:
             peers = hours
