@@ -362,6 +362,7 @@ class RemoteHosting(Hosting):
         self._refuse_writes(IN_REPLICA)
         if self.checkpoints.counter.has_contributed(step.optimizer):
             self._tables.forget(step)
+            self.checkpoints.states.ran()
             self._refresh_parameters()
             return
         is_fresh = self._steps.apply(step, self.lookahead.behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -378,3 +379,29 @@ def test_two_optimizers_that_take_turns_come_to_the_same_whatever_dies(
                 taking_turns(strategy, tmp_path / "killed", death)
         with cluster.strategy(consistency=consistency) as strategy:
             assert taking_turns(strategy, tmp_path / "killed", -1) == quiet
+
+
+def test_a_first_step_that_others_have_not_completed_is_in_no_checkpoint(tmp_path: Path) -> None:
+    gave_up = threading.Event()
+
+    def alone(strategy: ParameterServerStrategy, worker: int) -> None:
+        program = Program(strategy)
+        strategy.resume(tmp_path)
+        if worker == 1:
+            with pytest.raises(DeadlineExceededError):
+                program.train(3)
+            gave_up.set()
+        else:
+            assert gave_up.wait(60)
+            strategy.save(tmp_path)
+
+    def together(strategy: ParameterServerStrategy, worker: int) -> tuple[int, list[float]]:
+        program = Program(strategy)
+        run = strategy.resume(tmp_path)
+        program.train(3)
+        return run.position, program.weights
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(alone, consistency="sync", peer_seconds=8)
+    with running(2, num_workers=2) as cluster:
+        assert cluster.run(together, consistency="sync") == [(0, [3.0, 3.0])] * 2

@@ -148,8 +148,8 @@ class WorkerStates:
         Whatever it changes first is then in checkpoints together with its number. Where steps are
         synchronous, a report has to wait until it is known to which of them it belongs.
         """
-        now = self._now(self._registered)
-        if not now.contributed:
+        if not self._store.step_tracker.is_synchronous():
+            now = self._now(self._registered)
             self._states = [now]
             self._store.servers.steps.prepare(WorkerReport(states=[now]).SerializeToString())
 
