@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 # Where all meet when the last checkpoint of a run is there.
 _FINISHED = "stratagem/finished"
+# Where all meet once they have read each other's buffers, after a barrier of that name.
+_AVERAGED = "{}/averaged"
 
 
 class TrainingCluster:
@@ -89,12 +91,12 @@ class TrainingCluster:
             return  # a cluster of its own
         # After all have met, nobody has to wait for what the chief has set before.
         self._loaded.carry()
-        with self._averaging_buffers():
+        with self._averaging_buffers(name, passed, timeout):
             self.meet(name, passed, timeout)
         self._loaded.agree(0.0)
 
     @contextmanager
-    def _averaging_buffers(self) -> Iterator[None]:
+    def _averaging_buffers(self, name: str, passed: int, timeout: float | None) -> Iterator[None]:
         if self._buffer_means is None:
             yield
             return
@@ -102,6 +104,8 @@ class TrainingCluster:
             self._buffer_means.offer()
             yield
             self._buffer_means.accept()
+        # Until all have read, nobody may write what is to be averaged the next time.
+        self.meet(_AVERAGED.format(name), passed, timeout)
 
     def meet(self, name: str, passed: int, timeout: float | None) -> None:
         """Wait for all workers; as `barrier`, which leaves nothing to agree on, too."""

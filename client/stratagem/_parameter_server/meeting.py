@@ -23,15 +23,18 @@ class WorkerRows:
     """A vector of each worker, which all read once they have met.
 
     Each worker writes its own to its row of a variable. There are two such variables by turns:
-    until all have met the next time, nobody writes to what others may still read.
+    until all have met the next time, nobody writes to what others may still read. A worker that is
+    started again does not know whose turn it is, so those who go on with it have one variable, and
+    meet once more when they have read.
 
     Args:
         membership: Whose rows there are.
         name: Of the variables, before the number of the turn.
+        turns: How many variables there are.
     """
 
-    def __init__(self, membership: Membership, name: str) -> None:
-        self._membership, self._name = membership, name
+    def __init__(self, membership: Membership, name: str, turns: int = 2) -> None:
+        self._membership, self._name, self._turns = membership, name, turns
         self._turn = 0
         self._variables: dict[tuple[int, torch.dtype, int], Any] = {}
 
@@ -51,7 +54,7 @@ class WorkerRows:
         self._turn += 1
 
     def _variable(self, length: int, dtype: torch.dtype) -> Any:
-        key = length, dtype, self._turn % 2
+        key = length, dtype, self._turn % self._turns
         if key not in self._variables:
             empty = torch.zeros(self._membership.num_workers, length, dtype=dtype)
             self._variables[key] = Variable(empty, trainable=False, name=f"{self._name}_{key[2]}")
@@ -135,7 +138,7 @@ class BufferMeans:
 
     def __init__(self, membership: Membership, buffers: Named) -> None:
         self._buffers = buffers
-        self._rows = WorkerRows(membership, "stratagem/buffers")
+        self._rows = WorkerRows(membership, "stratagem/buffers", turns=1)
 
     def offer(self) -> None:
         """Write this worker's buffers; in the strategy's scope, before all meet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -75,3 +76,32 @@ def test_a_checkpoint_after_a_barrier_has_the_mean(cluster: Cluster, tmp_path: A
 def test_buffers_are_kept_or_averaged(cluster: Cluster) -> None:
     with pytest.raises(InvalidArgumentError, match='"own" or "mean", not'):
         cluster.strategy(buffers="sum")
+
+
+def test_a_worker_that_is_started_again_averages_with_the_others(cluster: Cluster) -> None:
+    def observe(strategy: ParameterServerStrategy, model: Any, value: float, name: str) -> float:
+        batch = torch.full((4, 2), value)
+        strategy.run(lambda: model(batch).sum().item())
+        strategy.barrier(name)
+        return float(model[0].running_mean[0].item())
+
+    def work(worker: int) -> list[float]:
+        settings: dict[str, Any] = {"buffers": "mean", "peer_seconds": 60}
+        found = []
+        with cluster.strategy(worker, **settings) as strategy:
+            model = built(strategy)
+            strategy.barrier("built")
+            found.append(observe(strategy, model, 10.0 + worker, "first"))
+            if worker == 0:
+                found.append(observe(strategy, model, 20.0, "second"))
+                found.append(observe(strategy, model, 30.0, "third"))
+                return found
+        with cluster.strategy(worker, **settings) as strategy:
+            model = built(strategy)
+            strategy.barrier("built")
+            found.append(observe(strategy, model, 21.0, "second"))
+            found.append(observe(strategy, model, 31.0, "third"))
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, range(2))) == [[10.5, 20.5, 30.5]] * 2
