@@ -17,7 +17,7 @@ from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.inner_state import on_cpu, shapes_of_state
 from stratagem._hosting.optimizer import DistributedOptimizer
-from stratagem._hosting.other_steps import leave_to_local_steps
+from stratagem._hosting.other_steps import DistributedSteps, leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
@@ -293,7 +293,7 @@ class LocalSteps(OwnSteps):
         clip_norm: float | None = None,
         on_nonfinite: str | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedSteps):
             raise InvalidTypeError(f"LocalSteps wraps a torch.optim.Optimizer, not {optimizer!r}")
         self._every, self._seconds = _interval(every, seconds)
         self._keeps_every = _checked_state(keep_state)

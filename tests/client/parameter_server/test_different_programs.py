@@ -13,6 +13,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from stratagem import (
     DistributedOptimizer,
+    InvalidTypeError,
+    LocalSteps,
     ParameterServerStrategy,
     StratagemError,
     UnevenStepsError,
@@ -183,3 +185,10 @@ def test_a_worker_that_waited_at_a_barrier_is_waited_for_behind_it() -> None:
 
     with running(2, num_workers=2) as cluster:
         cluster.run(train, consistency="sync", peer_seconds=300)
+
+
+def test_local_steps_take_no_optimizer_that_steps_on_the_servers() -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        program = Program(strategy, lambda p: SGD(p, lr=0.1))
+        with pytest.raises(InvalidTypeError, match=r"a torch\.optim\.Optimizer, not Distributed"):
+            LocalSteps(program.optimizers[0], every=2)
