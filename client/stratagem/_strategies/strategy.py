@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -303,6 +304,10 @@ class MovedToExtended:
     worker_devices: property = _moved("worker_devices", "worker_devices")
 
 
+# Functions that a call only begins.
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
 _Self = TypeVar("_Self", bound="Strategy")
 
 
@@ -378,7 +383,7 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
         Raises:
             InvalidArgumentError: `args` is neither list nor tuple, or the replicas return different
                 structures.
-            InvalidTypeError: `options` are no `RunOptions`.
+            InvalidTypeError: `options` are no `RunOptions`, or `fn` is a generator or a coroutine.
             ContextError: A replica is running, another strategy is in charge, or the replicas make
                 different numbers of merge calls.
 
@@ -388,6 +393,11 @@ class Strategy(CheckpointMethods, DatasetMethods, ProgressMethods, OldSpellings,
             raise InvalidArgumentError(
                 "positional args must be a list or tuple, got "
                 f"{type(args).__name__}; write args=(x,) for a single argument"
+            )
+        if getattr(getattr(fn, "__code__", None), "co_flags", 0) & _RUNS_LATER:
+            raise InvalidTypeError(
+                f"{fn.__name__} is a generator or coroutine function, whose body no replica would "
+                "run; pass a plain function"
             )
         if options is not None:
             require_options(options)

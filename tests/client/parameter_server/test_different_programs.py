@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from stratagem import (
     DistributedOptimizer,
     InvalidTypeError,
     LocalSteps,
+    OneDeviceStrategy,
     ParameterServerStrategy,
     StratagemError,
     UnevenStepsError,
@@ -192,3 +193,16 @@ def test_local_steps_take_no_optimizer_that_steps_on_the_servers() -> None:
         program = Program(strategy, lambda p: SGD(p, lr=0.1))
         with pytest.raises(InvalidTypeError, match=r"a torch\.optim\.Optimizer, not Distributed"):
             LocalSteps(program.optimizers[0], every=2)
+
+
+def test_functions_whose_body_no_replica_would_run_are_refused() -> None:
+    async def waits() -> None:
+        raise AssertionError
+
+    def yields() -> Iterator[None]:
+        raise AssertionError
+        yield
+
+    for function in (waits, yields):
+        with pytest.raises(InvalidTypeError, match="pass a plain function"):
+            OneDeviceStrategy("CPU:0").run(function)
