@@ -441,9 +441,13 @@ class Connection:
         if os.getpid() != self._process or self.route.closed.is_set():
             return
         with suppress(StratagemError):
-            if self._session is not None and not self._lost:
-                goodbye = farewell(self._session)
-                Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+            if (session := self._session) is not None and not self._lost:
+                deadlines = Deadlines(_FAREWELL_SECONDS, connect=0)
+                # Of a step of the program that an error has ended, a part may be missing.
+                if self._steps.program_step is None and self._steps.unreported_step():
+                    beat = heartbeat(session, self._steps, "", (), ())
+                    Pending(self, beat, deadlines).result()
+                Pending(self, farewell(session), deadlines).result()
         self.route.close()
         self._liveness.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -405,3 +406,90 @@ def test_a_first_step_that_others_have_not_completed_is_in_no_checkpoint(tmp_pat
         cluster.run(alone, consistency="sync", peer_seconds=8)
     with running(2, num_workers=2) as cluster:
         assert cluster.run(together, consistency="sync") == [(0, [3.0, 3.0])] * 2
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_step_within_which_a_worker_has_ended_is_repeated_before_a_checkpoint(
+    tmp_path: Path, consistency: str
+) -> None:
+    ended, begun = threading.Event(), threading.Event()
+
+    def within(program: Program) -> None:
+        program.step()
+        raise Death
+
+    def dying(cluster: Cluster) -> None:
+        with cluster.strategy(1, consistency=consistency) as strategy:
+            program = Program(strategy)
+            strategy.resume(tmp_path)
+            for number in strategy.steps(8):
+                strategy.run(within if number == 5 else Program.step, args=(program,))
+
+    def second(cluster: Cluster) -> list[int]:
+        with pytest.raises(Death):
+            dying(cluster)
+        ended.set()
+        assert begun.wait(60)
+        with cluster.strategy(1, consistency=consistency) as strategy:
+            program = Program(strategy)
+            strategy.resume(tmp_path)
+            return program.train(6)
+
+    def chief(cluster: Cluster) -> None:
+        with cluster.strategy(consistency=consistency) as strategy:
+            program = Program(strategy)
+            strategy.resume(tmp_path)
+            program.train(6)
+            assert ended.wait(60)
+            begun.set()
+            strategy.save(tmp_path)
+
+    def all_again(strategy: ParameterServerStrategy, worker: int) -> tuple[list[int], list[float]]:
+        program = Program(strategy)
+        strategy.resume(tmp_path)
+        taken = program.train(8)
+        strategy.barrier()
+        return taken, program.weights
+
+    with running(2, num_workers=2, rejoin_seconds=60) as cluster, ThreadPoolExecutor(2) as threads:
+        first, other = threads.submit(chief, cluster), threads.submit(second, cluster)
+        assert other.result() == [5]
+        first.result()
+    growth = 8.0 if consistency == "sync" else 16.0
+    with running(2, num_workers=2) as cluster:
+        assert cluster.run(all_again, consistency=consistency) == [([6, 7], [growth, growth])] * 2
+
+
+def test_a_worker_that_leaves_the_loop_after_a_change_has_taken_the_step(tmp_path: Path) -> None:
+    left = threading.Event()
+
+    def first(strategy: ParameterServerStrategy, worker: int) -> None:
+        program = Program(strategy)
+        strategy.resume(tmp_path)
+        for number in strategy.steps(6):
+            strategy.run(program.step)
+            if number == 3 and worker:
+                return
+        assert left.wait(60)
+        strategy.save(tmp_path)
+
+    def again(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        program = Program(strategy)
+        strategy.resume(tmp_path)
+        program.train(6)
+        strategy.barrier()
+        return program.weights
+
+    with running(2, num_workers=2) as cluster, ThreadPoolExecutor(1) as threads:
+
+        def chief() -> None:
+            with cluster.strategy() as strategy:
+                first(strategy, 0)
+
+        saved = threads.submit(chief)
+        with cluster.strategy(1) as strategy:
+            first(strategy, 1)
+        left.set()
+        saved.result()
+    with running(2, num_workers=2) as cluster:
+        assert cluster.run(again) == [[12.0, 12.0]] * 2

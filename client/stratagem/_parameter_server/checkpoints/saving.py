@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stratagem._checkpoints.series import Contents, Series, latest_base
+from stratagem._checkpoints.series import STEPS, Contents, Series, latest_base
 from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.hosting.steps import finish_all, first_unfinished
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -218,6 +218,27 @@ def _reports(
     return {each.label: each.report for each in (*left, *clients) if each.report}
 
 
+def _ended_within(answers: Collection[HoldStepsResponse]) -> dict[str, int]:
+    """Return the tasks that ended within a step and have not repeated it, and where they were.
+
+    Variables have a part of that step, or all of it, and no report counts it yet.
+    """
+    left = [each for answer in answers for each in answer.left]
+    clients = [each for answer in answers for each in answer.clients]
+    furthest = dict[str, int]()
+    for each in (*left, *clients):
+        position = _position(each.report)
+        furthest[each.label] = max(position, furthest.get(each.label, position))
+    known = ((each.label, _position(each.report)) for each in left if _is_busy(each))
+    return {label: at for label, at in known if 0 <= at == furthest[label]}
+
+
+def _position(report: bytes) -> int:
+    """Return how many steps a task has counted; -1 if it counts none."""
+    states = WorkerReport.FromString(report).states
+    return int(json.loads(states[-1].content).get(STEPS, -1)) if states else -1
+
+
 @contextmanager
 def snapshot_of(store: RemoteStore) -> Iterator[None]:
     """Have all reads of a store be of one moment, until the context ends.
@@ -252,6 +273,9 @@ _MOST_UNDER_WAY = 4
 # knows which ones do.
 _LOOK_SECONDS = 2.0
 
+# A checkpoint waits for so long for a task that ended within a step to come back and repeat it.
+_RETURN_SECONDS = 30.0
+
 
 class ClusterSaver:
     """Saves checkpoints one after the other, in the order of the calls.
@@ -263,6 +287,8 @@ class ClusterSaver:
         self._servers = servers
         self._seconds = seconds
         self._under_way: deque[threading.Thread] = deque()
+        # Since when tasks are missed that ended within a step, by task and position.
+        self._missed: dict[tuple[str, int], float] = {}
 
     def save(self, root: AnyPlace, contents: Contents, series: Series) -> Future[None]:
         """Save what is there at one moment during the call; return what is done when it is written.
@@ -284,7 +310,7 @@ class ClusterSaver:
         try:
             beside = str(base.folder) if base else ""
             begin = partial(begin_save, folder=str(new.folder.path), base=beside)
-            cut = take_cut(self._servers, marking(self._servers, begin), self._seconds)
+            cut = take_cut(self._servers, partial(self._mark, begin), self._seconds)
         except BaseException:
             new.abandon()
             raise
@@ -298,6 +324,35 @@ class ClusterSaver:
         start_last_thread(thread)
         self._under_way.append(thread)
         return written
+
+    def _mark(
+        self,
+        begin: Callable[[bytes], Request[Any]],
+        cut: bytes,
+        answers: Collection[HoldStepsResponse],
+    ) -> None:
+        """Have all servers begin to save, unless a task is to repeat a step first.
+
+        Raises:
+            AbortedError: One is.
+        """
+        now = time.monotonic()
+        for missed in _ended_within(answers).items():
+            since = self._missed.setdefault(missed, now)
+            label, step = missed
+            if now < since + _RETURN_SECONDS:
+                raise AbortedError(f"{label} ended within step {step}, and is to repeat it")
+            if since > 0:
+                self._missed[missed] = 0.0
+                _LOG.warning(
+                    "%s ended within step %d and has not come back for %g s: checkpoints have what "
+                    "it has changed in that step, and a run that begins with one takes the whole "
+                    "step again",
+                    label,
+                    step,
+                    _RETURN_SECONDS,
+                )
+        self._servers.on_all(partial(begin, cut))
 
     def wait(self) -> None:
         """Wait for what is being written."""
