@@ -137,7 +137,7 @@ def test_no_handler_of_a_service_is_made_without_the_boundary() -> None:
 def test_evaluators_and_readers_write_nothing_and_observers_see_the_status_alone() -> None:
     assert ACCESS.keys() >= WRITES
     assert not may_call(ROLE_EVALUATOR) & WRITES
-    assert may_call(ROLE_OBSERVER) == {"GetStatus"}
+    assert may_call(ROLE_OBSERVER) == {"GetStatus", "LocateTasks"}
     followed = {"ListVersions", "ReadVersion", "OpenLookups", "Lookup"}
     assert may_call(ROLE_READER) == {"GetStatus"} | followed
     assert ACCESS["Work"].roles == {ROLE_COORDINATOR}

@@ -24,7 +24,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.users = Embedding(100, 4)
-        self.items = DynamicEmbedding(4, max_bytes=6000)
+        self.items = DynamicEmbedding(4, max_bytes=4500)
         self.norm = nn.BatchNorm1d(4)
         self.out = nn.Linear(4, 1)
         self.idle = nn.Linear(4, 2)

@@ -313,7 +313,10 @@ class ContributionRpcs:
         session = state.ledger.known(state.ledger.verify_caller(key.session_id))
         if session is None or session.numbering.outcome(key):
             return
-        ready = partial(state.rounds.may_commit, session.id, mark)
+        if request.predecessors:
+            ready = partial(state.rounds.may_commit_left, session.label, mark)
+        else:
+            ready = partial(state.rounds.may_commit, session.id, mark)
         waiter = state.step_waiter(session, mark)
         subject = "group", mark.group
         if not await state.waits.until(subject, ready, request.wait_seconds, waiter):

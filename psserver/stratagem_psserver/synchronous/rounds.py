@@ -218,6 +218,18 @@ class Rounds:
         owing = self._group(mark.group).owing(mark.step, session_id)
         return self._is_over(mark) if owing and not self.is_late(session_id, mark) else True
 
+    def may_commit_left(self, task: str, mark: StepMark) -> bool | None:
+        """Do as `may_commit` for what an ended session of a task has staged.
+
+        Where that is gone there is nothing to wait for: the task has to repeat the step, and so
+        have the others, which wait for each other as long as they do not.
+        """
+        group = self._group(mark.group)
+        worker = group.orphan_of(mark.step, task)
+        if worker is None:
+            return True
+        return self.may_commit(group.parts[mark.step][worker].session_id, mark)
+
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
         """Return whether the contribution that a session staged for a step was dropped."""
         group = self._group(mark.group)

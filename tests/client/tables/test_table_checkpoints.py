@@ -184,8 +184,8 @@ def _counts(rows: dict[int, list[float]]) -> list[float]:
 LIMITS: list[dict[str, Any]] = [
     {"admit_after": 3},
     {"max_idle": 4},
-    {"max_bytes": 10_000, "admit_after": 2},
-    {"max_bytes": 10_000, "evict": "rarest"},
+    {"max_bytes": 6_500, "admit_after": 2},
+    {"max_bytes": 6_500, "evict": "rarest"},
 ]
 
 

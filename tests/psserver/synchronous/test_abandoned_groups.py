@@ -6,7 +6,11 @@ import json
 
 import pytest
 
-from stratagem_proto.errors import AbortedError, ResourceExhaustedError
+from stratagem_proto.errors import (
+    AbortedError,
+    ResourceExhaustedError,
+    UnstagedContributionError,
+)
 from stratagem_psserver.limits import Budget
 from tests.psserver.synchronous.contributors import (
     BUDGET,
@@ -51,6 +55,18 @@ def test_what_a_worker_that_left_has_committed_is_there_for_the_others() -> None
     cluster = half_done()
     end(cluster, 0, left=True)
     assert len(cluster.commit(1, 2)) == 2
+
+
+def test_what_was_dropped_is_not_waited_for_by_those_who_have_to_repeat_it() -> None:
+    """All wait until the first one has committed again, and nobody repeats while it waits."""
+    cluster = half_done()
+    for worker in range(2):
+        end(cluster, worker, left=True)
+    assert cluster.rounds.may_commit_left("/job:worker/task:1", mark(2))
+    with pytest.raises(UnstagedContributionError):
+        cluster.rounds.commit_left("/job:worker/task:1", mark(2))
+    come_back(cluster)
+    assert cluster.rounds.may_commit(session(1), mark(2)) is None
 
 
 def test_a_worker_that_was_never_there_may_still_come() -> None:
