@@ -246,7 +246,7 @@ class DistributedOptimizer(OptimizerWithSlots):
             consistency is given where replicas are always in sync. Or `overlap` together with
             limits, with several replicas in this process, or with an optimizer that is traced.
         ContextError: Its parameters belong to several strategies.
-        FailedPreconditionError: It has state already.
+        FailedPreconditionError: It has state already, or another one wraps it.
         UpdateFunctionError: Its `step` does what no server can do; the message names file, line and
             cure.
     """
@@ -332,8 +332,16 @@ class DistributedOptimizer(OptimizerWithSlots):
             self._overlap.watch(number, group["params"])
 
     def _check_together(self) -> None:
-        if not self._plain:
-            self._rules.check_together(self._inner.param_groups)
+        if self._plain:
+            return
+        self._rules.check_together(self._inner.param_groups)
+        hosting = cast("Hosting", self._tensors.strategy.extended._hosting)
+        known = (one for one in hosting.optimizers_in_use if isinstance(one, DistributedOptimizer))
+        if any(one._inner is self._inner and one is not self for one in known):
+            raise FailedPreconditionError(
+                f"the {type(self._inner).__name__} is wrapped by another DistributedOptimizer "
+                "already, and both would step its parameters; use that one, or make two optimizers"
+            )
 
     def _begin_overlap(self) -> None:
         self._limiter.require_none("overlap=True")

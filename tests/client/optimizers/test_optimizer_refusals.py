@@ -97,6 +97,15 @@ def test_an_optimizer_is_wrapped_once() -> None:
         DistributedOptimizer(optimizer)
 
 
+def test_two_wrappers_of_one_optimizer_are_refused() -> None:
+    _, model = hosted_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = DistributedOptimizer(optimizer)
+    with pytest.raises(stratagem.FailedPreconditionError, match="another DistributedOptimizer"):
+        DistributedOptimizer(optimizer)
+    first.step()
+
+
 @pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
 def test_the_wrapped_optimizer_does_not_pretend_to_have_the_state(method: str) -> None:
     _, model = hosted_model()
