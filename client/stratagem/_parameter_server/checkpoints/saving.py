@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import threading
 import time
@@ -273,7 +274,8 @@ _MOST_UNDER_WAY = 4
 # knows which ones do.
 _LOOK_SECONDS = 2.0
 
-# A checkpoint waits for so long for a task that ended within a step to come back and repeat it.
+# A checkpoint waits for so long for a task that ended within a step to come back and repeat it, if
+# steps get as much time twice.
 _RETURN_SECONDS = 30.0
 
 
@@ -287,7 +289,8 @@ class ClusterSaver:
         self._servers = servers
         self._seconds = seconds
         self._under_way: deque[threading.Thread] = deque()
-        # Since when tasks are missed that ended within a step, by task and position.
+        # Since when tasks are missed that ended within a step, by task and position; minus infinity
+        # once that was told.
         self._missed: dict[tuple[str, int], float] = {}
 
     def save(self, root: AnyPlace, contents: Contents, series: Series) -> Future[None]:
@@ -336,21 +339,20 @@ class ClusterSaver:
         Raises:
             AbortedError: One is.
         """
-        now = time.monotonic()
-        for missed in _ended_within(answers).items():
-            since = self._missed.setdefault(missed, now)
-            label, step = missed
-            if now < since + _RETURN_SECONDS:
+        now, patience = time.monotonic(), min(_RETURN_SECONDS, self._seconds / 2)
+        for label, step in _ended_within(answers).items():
+            since = self._missed.setdefault((label, step), now)
+            if now < since + patience:
                 raise AbortedError(f"{label} ended within step {step}, and is to repeat it")
-            if since > 0:
-                self._missed[missed] = 0.0
+            if since > -math.inf:
+                self._missed[label, step] = -math.inf
                 _LOG.warning(
                     "%s ended within step %d and has not come back for %g s: checkpoints have what "
                     "it has changed in that step, and a run that begins with one takes the whole "
                     "step again",
                     label,
                     step,
-                    _RETURN_SECONDS,
+                    patience,
                 )
         self._servers.on_all(partial(begin, cut))
 
