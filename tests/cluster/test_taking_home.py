@@ -13,7 +13,8 @@ from torch import nn
 import stratagem
 from stratagem_deploy import LocalCluster
 
-ROWS, SIZE = 600_000, 64
+# So large that half of it is much more than the stacks of threads that come later.
+ROWS, SIZE = 1_500_000, 64
 NBYTES = 4 * ROWS * SIZE
 ROOM = NBYTES // 2
 
