@@ -56,20 +56,22 @@ test test-all test-cluster test-long chaos-test: export OMP_WAIT_POLICY ?= PASSI
 HERE := not cluster and not long and not chaos and not compose and not dashboard and not install \
 	and not netns and not ray and not site
 BESIDE := --dist loadfile --no-loadscope-reorder
+# A test that hangs in C hears of no other timeout. This one prints all stacks.
+ENDING := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test: $(INSTALLED) ## Run something of everything in minutes; before each commit.
-	$(BIN)/pytest --numprocesses $(TESTERS) $(BESIDE) -m "$(HERE) and not full"
+	$(BIN)/pytest --numprocesses $(TESTERS) $(BESIDE) $(ENDING) -m "$(HERE) and not full"
 	$(BIN)/pytest --logged-servers --quiet -m "$(HERE) and not full" tests/psserver/exactly_once
 
 test-all: $(INSTALLED) ## Run the tests, but for `test-long` and those that need more; in CI.
-	$(BIN)/pytest --numprocesses $(ALL_TESTERS) $(BESIDE) -m "$(HERE)"
-	$(BIN)/pytest --numprocesses $(ALL_TESTERS) $(BESIDE) --logged-servers --quiet \
+	$(BIN)/pytest --numprocesses $(ALL_TESTERS) $(BESIDE) $(ENDING) -m "$(HERE)"
+	$(BIN)/pytest --numprocesses $(ALL_TESTERS) $(BESIDE) $(ENDING) --logged-servers --quiet \
 	    -m "not cluster and not long" tests/psserver
 	@$(MAKE) --no-print-directory test-cluster
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or some time.
 # Half of the time these tests wait for processes.
-	$(BIN)/pytest --numprocesses 4 $(BESIDE) --timeout=400 -m "cluster and not long"
+	$(BIN)/pytest --numprocesses 4 $(BESIDE) $(ENDING) --timeout=400 -m "cluster and not long"
 
 test-long: $(INSTALLED) ## Run the tests that train whole programs, or take minutes.
 	$(BIN)/pytest --numprocesses 4 $(BESIDE) --timeout=400 -m long

@@ -8,9 +8,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
-from subprocess import TimeoutExpired
+from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -18,6 +21,9 @@ import pytest
 from stratagem_deploy.processes.process import describe_exit
 
 _FILE = "crash_report"
+
+LEFT_SECONDS = 600.0
+"""What others are left to end in when one has crashed; one that hangs in C hears of no timeout."""
 
 _PYTEST = re.compile(r"/(_pytest|pluggy|xdist|execnet)/|^Extension modules")
 
@@ -28,14 +34,21 @@ class Crashes:
     def __init__(self) -> None:
         self._folder = TemporaryDirectory()
         self._told: list[str] = []
+        self._nodes: list[Any] = []
+        self._end: Timer | None = None
 
     def pytest_configure_node(self, node: Any) -> None:
         """Say where a process that starts is to report a crash."""
+        self._nodes.append(node)
         node.workerinput[_FILE] = str(Path(self._folder.name, node.gateway.id))
 
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Note how a process has ended that should not have."""
+        """Note how a process has ended that should not have, and see to it that others end, too."""
         if error:
+            if self._end is None:
+                self._end = Timer(LEFT_SECONDS, self._abort_all)
+                self._end.daemon = True
+                self._end.start()
             where = _without_pytest(Path(node.workerinput[_FILE]))
             self._told.append(f"{node.gateway.id} {_end_of(node)}\n{where}")
 
@@ -45,8 +58,16 @@ class Crashes:
             terminalreporter.section("a process of pytest-xdist has crashed")
             terminalreporter.write_line(told)
 
+    def _abort_all(self) -> None:
+        """Have those that still run tell where, and end."""
+        for node in self._nodes:
+            with suppress(ProcessLookupError):
+                os.kill(_process_of(node).pid, signal.SIGABRT)
+
     def pytest_unconfigure(self) -> None:
         """Leave nothing behind."""
+        if self._end is not None:
+            self._end.cancel()
         self._folder.cleanup()
 
 
@@ -55,11 +76,15 @@ def _without_pytest(report: Path) -> str:
     return "\n".join(line for line in lines if not _PYTEST.search(line))
 
 
-def _end_of(node: Any) -> str:
+def _process_of(node: Any) -> Popen[bytes]:
     # execnet keeps its process to itself.
-    process = node.gateway._io.popen
+    process: Popen[bytes] = node.gateway._io.popen
+    return process
+
+
+def _end_of(node: Any) -> str:
     try:
-        return f"ended with {describe_exit(process.wait(10))}"
+        return f"ended with {describe_exit(_process_of(node).wait(10))}"
     except TimeoutExpired:
         return "runs, and has closed its pipe"
 

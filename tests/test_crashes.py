@@ -31,3 +31,20 @@ def test_a_crash_is_told(
     told = pytester.runpytest_subprocess(*options).stdout
     told.fnmatch_lines(["*a process of pytest-xdist has crashed*", *CRASHES[crash]])
     told.no_fnmatch_line("*_pytest/*")
+
+
+def test_a_run_ends_though_another_process_hangs(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    pytester.makeconftest("import tests.crashes\ntests.crashes.LEFT_SECONDS = 1.0")
+    pytester.makepyfile(
+        test_one="import os, signal, pathlib, time\n\ndef test_it():\n"
+        "    while not pathlib.Path('hangs').exists():\n        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
+        test_other="import pathlib, threading\n\ndef test_that_hangs():\n"
+        "    pathlib.Path('hangs').touch()\n    threading.Event().wait()\n",
+    )
+    options = ("-p", "tests.crashes", "--numprocesses=2", "--max-worker-restart=0", "--timeout=0")
+    told = pytester.runpytest_subprocess(*options).stdout
+    told.fnmatch_lines(["*ended with signal SIGABRT", "*test_other.py*in test_that_hangs"])
