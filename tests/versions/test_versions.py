@@ -87,13 +87,14 @@ def test_a_version_is_published_while_workers_train() -> None:
     with ExitStack() as stack:
         servers = [started(stack, task) for task in range(2)]
         found = Cluster([one.address for one in servers], 2)
-        over = threading.Event()
+        over, stopped = threading.Event(), threading.Event()
 
         def program(strategy: ParameterServerStrategy, worker: int) -> int:
             training = Training(strategy, worker)
             if worker:
                 while not over.is_set():
                     training.step()
+                stopped.set()
                 return 0
             with strategy.publish_every(seconds=0.02) as publishing:
                 steps = 0
@@ -103,6 +104,7 @@ def test_a_version_is_published_while_workers_train() -> None:
                     steps += 1
                 over.set()
             assert publishing.error is None
+            assert stopped.wait(60)
             return strategy.publish()
 
         seen: list[int] = []
