@@ -6,7 +6,7 @@ Exit codes: 0 when done, 1 when it was refused or failed, and 2 when there was n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,7 @@ from stratagem_rpc.serving.settings import check_server_address
 
 if TYPE_CHECKING:
     from stratagem import Servers, ServerTasks, TaskMove
+    from stratagem_deploy.watching.asking import WatchedCluster
 
 _COLUMNS = ("server", "address", "tasks", "bytes", "calls/s", "")
 
@@ -73,26 +74,49 @@ def list_servers(
     Servers are found by --at, else in TF_CONFIG; one of them suffices. Else they are those of the
     current `stratagem run --movable`; if there are several runs, --run chooses one.
 
-    Exit code: 0 when done, 1 if tasks of this cluster cannot move, and 2 if there was nobody to
-    ask.
+    Exit code: 0 when all tasks are served, 1 if one is not, or if tasks of this cluster cannot
+    move, and 2 if there was nobody to ask.
     """
-    with _cluster(at, cluster, token_file, run) as (servers, _):
-        found = servers.report()
+    with _cluster(at, cluster, token_file, run) as (servers, watched):
+        found = [*servers.report()]
+    found += _not_begun(watched, found)
     if as_json:
         typer.echo(json.dumps({"servers": [_facts(server) for server in found]}))
-        return
+    else:
+        _print_servers(found)
+    if any(server.unserved for server in found):
+        raise typer.Exit(_FAILED)
+
+
+def _not_begun(watched: WatchedCluster, found: Sequence[ServerTasks]) -> list[ServerTasks]:
+    """Return the servers of a cluster's tasks that none has begun with yet."""
+    from stratagem import ServerTasks
+
+    begun = {task for one in found for task in (*(each.task for each in one.tasks), *one.unserved)}
+    named = [(place.label.removeprefix("ps:"), place.address) for place in watched.places]
+    missing = {int(task): at for task, at in named if task.isdigit() and int(task) not in begun}
+    return [ServerTasks(task, at, False, (), (task,)) for task, at in sorted(missing.items())]
+
+
+def _print_servers(found: Sequence[ServerTasks]) -> None:
     table = Table(*_COLUMNS, box=box.SIMPLE_HEAD)
     for server in found:
         drained = "draining" if server.tasks else "drained"
+        said = [drained] if server.is_draining else []
+        said += [f"nobody serves {_names(server.unserved)}"] if server.unserved else []
         table.add_row(
             str(server.number),
             server.address,
-            ", ".join(f"ps:{task.task}" for task in server.tasks),
+            _names(task.task for task in server.tasks),
             amount(sum(task.nbytes for task in server.tasks)),
             f"{sum(task.calls_per_second for task in server.tasks):.0f}",
-            drained if server.is_draining else "",
+            ", ".join(said),
         )
     table_console().print(table)
+
+
+def _names(tasks: Iterable[int]) -> str:
+    return ", ".join(f"ps:{task}" for task in tasks)
 
 
 @app.command()
@@ -142,7 +166,7 @@ def add(  # noqa: PLR0913  # one parameter for each option
         with exit_on(_NOBODY):
             check_server_address(server)
     with _cluster(at, cluster, token_file, run) as (servers, found):
-        moves = servers.add(server or _started_by(found), timeout, bytes_per_second)
+        moves = servers.add(server or _started_by(found.run), timeout, bytes_per_second)
     _print_moves(moves, as_json)
 
 
@@ -182,14 +206,15 @@ def _facts(server: ServerTasks) -> dict[str, Any]:
             }
             for task in server.tasks
         ],
+        "unserved": [*server.unserved],
     }
 
 
 @contextmanager
 def _cluster(
     at: Sequence[str] | None, cluster: Path | None, token_file: Path | None, run: int | None
-) -> Iterator[tuple[Servers, RunRecord | None]]:
-    """Yield the servers of the cluster that is meant, and the run that has them, if one has.
+) -> Iterator[tuple[Servers, WatchedCluster]]:
+    """Yield the servers of the cluster that is meant, and how it was found.
 
     An error ends the command with its message.
     """
@@ -207,7 +232,7 @@ def _cluster(
         if found.run and found.run.tls:
             resources.enter_context(presenting(found.run.tls))
         with exit_on(_FAILED):
-            yield Servers(lambda: places, Identity(ROLE_OPERATOR, token=token)), found.run
+            yield Servers(lambda: places, Identity(ROLE_OPERATOR, token=token)), found
 
 
 def _started_by(run: RunRecord | None) -> str:

@@ -69,6 +69,27 @@ def test_servers_are_listed_drained_and_added(servers: MovableServers, token_fil
     assert told(token_file, "rebalance", "--json", ps=ps) == (0, '{"moves": []}\n')
 
 
+def test_tasks_that_nobody_serves_are_listed_as_such(
+    servers: MovableServers, token_file: str
+) -> None:
+    ps = servers.addresses
+    # Of another server nobody has heard yet.
+    unbegun = [*ps, "127.0.0.1:9"]
+    code, output = told(token_file, "list", ps=unbegun)
+    assert (code, "nobody serves ps:2" in output) == (1, True)
+    servers.servers[0].stop(grace=0)
+    code, output = told(token_file, "list", "--json", ps=unbegun)
+    listed = json.loads(output)["servers"]
+    assert code == 1
+    assert [(one["server"], one["address"]) for one in listed] == [*enumerate(unbegun)]
+    assert [[task["task"] for task in one["tasks"]] for one in listed] == [[], [1], []]
+    assert [one["unserved"] for one in listed] == [[0], [], [2]]
+    # From one server that is known the others are.
+    code, output = told(token_file, "list", "--at", ps[1], ps=[])
+    assert (code, "nobody serves ps:0" in output) == (1, True)
+    assert "stratagem: " not in output
+
+
 def test_what_is_refused_is_said_in_a_sentence(servers: MovableServers, token_file: str) -> None:
     code, output = told(token_file, "drain", "5", ps=servers.addresses)
     assert code == 1

@@ -57,7 +57,7 @@ class Servers:
         self._added: list[str] = []
 
     def report(self, seconds: float = 1.0) -> Sequence[ServerTasks]:
-        """Return all servers with their tasks, by their numbers.
+        """Return all servers with their tasks, by their numbers, also those that do not answer.
 
         Args:
             seconds: For how long calls are counted.
@@ -68,15 +68,23 @@ class Servers:
         """
         survey = surveyed(self._calls, self._known)
         loads = self._measured(survey, seconds)
-        return [
-            ServerTasks(
-                number,
-                survey.addresses[number],
-                server.is_draining,
-                tuple(loads[each.task] for each in server.tasks if each.task in loads),
-            )
-            for number, server in sorted(survey.servers.items())
-        ]
+        if survey.views.keys() - loads.keys():
+            # A task may have moved between two answers.
+            survey = surveyed(self._calls, self._known)
+            loads = self._measured(survey, seconds)
+        unserved: dict[int, list[int]] = {}
+        addresses = {**survey.addresses}
+        for task in sorted(survey.views.keys() - loads.keys()):
+            server = survey.views[task].primary
+            unserved.setdefault(server.index, []).append(task)
+            addresses.setdefault(server.index, server.address)
+        found = []
+        for number, address in sorted(addresses.items()):
+            told = survey.servers.get(number, DescribeServerResponse())
+            tasks = [loads[each.task] for each in told.tasks if each.task in loads]
+            lacking = tuple(unserved.get(number, ()))
+            found.append(ServerTasks(number, address, told.is_draining, tuple(tasks), lacking))
+        return found
 
     def drain(
         self, server: int | str, timeout: float = 300.0, bytes_per_second: float | None = None

@@ -283,6 +283,8 @@ class ServerTasks:
         address: The "host:port" at which it began.
         is_draining: Whether it is given no tasks, because it is to end.
         tasks: Its tasks, by index.
+        unserved: The indices of tasks that it has, by the word of other servers, and does not
+            serve: it does not answer, or was started again without them.
     """
 
     __module__ = "stratagem"
@@ -291,6 +293,7 @@ class ServerTasks:
     address: str
     is_draining: bool
     tasks: tuple[TaskLoad, ...]
+    unserved: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
