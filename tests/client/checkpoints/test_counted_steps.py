@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,23 @@ def test_pushes_in_flight_are_repeated_as_well() -> None:
                 strategy.refresh()
                 found = [float(one.detach()) for one in module]
         assert found == [6.0, 6.0]
+
+
+def test_a_chief_that_saves_before_it_repeats_a_step_does_not_wait_for_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(2) as cluster:
+        with pytest.raises(Death):
+            add(cluster, 8, (4, 3))
+        # Another task would be waited for, for up to half a minute.
+        with cluster.strategy(peer_seconds=600) as strategy:
+            build(strategy)
+            begun = time.monotonic()
+            strategy.save(tmp_path)
+            assert time.monotonic() - begun < 15
+        assert add(cluster, 6) == [12.0, 12.0]
+    assert "task:0 ended within step 5 and has not repeated it" in caplog.text
+    assert "Save behind a step" in caplog.text
 
 
 def test_a_repeated_step_that_does_something_else_is_refused_by_name() -> None:

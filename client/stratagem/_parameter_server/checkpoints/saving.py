@@ -339,20 +339,22 @@ class ClusterSaver:
         Raises:
             AbortedError: One is.
         """
-        now, patience = time.monotonic(), min(_RETURN_SECONDS, self._seconds / 2)
+        now, longest = time.monotonic(), min(_RETURN_SECONDS, self._seconds / 2)
         for label, step in _ended_within(answers).items():
+            # This process repeats nothing before it has saved.
+            patience = 0.0 if label == self._servers.identity.name else longest
             since = self._missed.setdefault((label, step), now)
             if now < since + patience:
                 raise AbortedError(f"{label} ended within step {step}, and is to repeat it")
             if since > -math.inf:
                 self._missed[label, step] = -math.inf
                 _LOG.warning(
-                    "%s ended within step %d and has not come back for %g s: checkpoints have what "
-                    "it has changed in that step, and a run that begins with one takes the whole "
-                    "step again",
+                    "%s ended within step %d and has not repeated it yet: checkpoints have what it "
+                    "has changed in that step, and a run that begins with one takes all of it "
+                    "again, or leaves out the rest. Save behind a step that strategy.steps() "
+                    "counts, not before it",
                     label,
                     step,
-                    patience,
                 )
         self._servers.on_all(partial(begin, cut))
 
