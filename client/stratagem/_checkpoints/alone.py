@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -50,6 +50,7 @@ from stratagem_storage.checkpoint.folder import (
     NewCheckpoint,
     changed_rows,
     open_checkpoint,
+    require_room,
 )
 from stratagem_storage.checkpoint.index import Index, Published
 from stratagem_storage.checkpoint.parts import Content, write_part
@@ -290,16 +291,18 @@ class AloneCheckpoints(LocalStepsTold):
                 "optimizers were made, and load other initial values in its `begin`"
             )
         folder, extra = "", dict[str, Any]()
-        try:
+        checkpoint: Checkpoint | None = None
+        with suppress(NotFoundError):
             checkpoint = open_checkpoint(place_of(path), policy_of_environment())
-        except NotFoundError:
-            if begin is not None:
-                begin()
-        else:
+        if checkpoint is not None:
             folder, extra = str(checkpoint.folder), dict(checkpoint.index.extra)
             self._require_resumable(checkpoint)
             self._restore(checkpoint, load).assert_consumed()
             self._ended = checkpoint.index.ended
+        else:
+            require_room(absolute_place(path))
+            if begin is not None:
+                begin()
         self._is_known = self._counts = self._is_resumed = True
 
         def finish(last: Mapping[str, Any], keep: int) -> None:

@@ -139,7 +139,8 @@ class OneProcessStrategy(Strategy):
         Raises:
             FailedPreconditionError: This process has trained or restored before; or the checkpoint
                 is of several workers, another model, or a program that does not count its steps.
-            NotFoundError: A variable is not in the checkpoint; nothing is changed.
+            NotFoundError: A variable is not in the checkpoint; or there is none, and nothing that
+                could contain the folder, as of `save`. Nothing is changed.
 
         Otherwise as `restore`. Optimizers then step only within loops over `steps`.
         """

@@ -205,7 +205,8 @@ class CheckpointedStrategy(OneProcessStrategy):
                 has trained before the chief made the call; the run under way has another folder or
                 another number of workers; or the checkpoint is of another number of workers,
                 another model, or a program that does not count its steps. Nothing is changed.
-            NotFoundError: A variable is not in the checkpoint; nothing is changed.
+            NotFoundError: A variable is not in the checkpoint; or there is none, and nothing that
+                could contain the folder, as of `save`. Nothing is changed.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.
 
         Otherwise as `restore`. Optimizers then step only within loops over `steps`.

@@ -348,6 +348,11 @@ class NewCheckpoint:
         self._new.abandon()
 
 
+def require_room(root: AnyPlace) -> None:
+    """Check that a folder takes checkpoints, by beginning one; raise as `NewCheckpoint` does."""
+    NewCheckpoint(root, syncs=False).abandon()
+
+
 _RUN_BYTES = 4 << 20
 
 _WORDS = torch.int64, torch.int32, torch.int16, torch.uint8

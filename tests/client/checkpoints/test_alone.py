@@ -12,7 +12,12 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import DistributedOptimizer, FailedPreconditionError, ParameterServerStrategy
+from stratagem import (
+    DistributedOptimizer,
+    FailedPreconditionError,
+    NotFoundError,
+    ParameterServerStrategy,
+)
 from stratagem._local.one_process import OneProcessStrategy
 from stratagem.nn import Embedding
 from stratagem_storage.checkpoint.folder import LOCAL_PART, open_checkpoint
@@ -270,6 +275,16 @@ def test_a_run_is_resumed_alone_in_a_cluster_and_alone_again(
         assert run_of(strategy, folder, 2) == [16.0, 24.0]
     assert run_of(alone(), folder, 9) == [32.0, 40.0]
     assert run_of(alone(), folder, 9) == []
+
+
+def test_a_folder_that_no_checkpoint_could_be_saved_to_is_refused_before_training(
+    alone: Alone, tmp_path: Path
+) -> None:
+    program, begun = Program(alone()), list[str]()
+    with pytest.raises(NotFoundError, match="unmounted' to save checkpoints in; make it first"):
+        program.strategy.resume(tmp_path / "unmounted" / "run", lambda: begun.append("begun"))
+    assert not begun
+    assert program.strategy.resume(tmp_path / "run").position == 0
 
 
 def test_what_resuming_alone_would_lose_or_take_twice_is_refused(

@@ -310,6 +310,18 @@ def test_another_folder_than_that_of_the_run_is_refused(tmp_path: Path) -> None:
     assert "the same folder" in other
 
 
+def test_a_folder_that_no_checkpoint_could_be_saved_to_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    missing = tmp_path / "unmounted"
+    with running(2) as cluster:
+        with pytest.raises(NotFoundError, match="unmounted' to save checkpoints in; make it first"):
+            resumed(cluster, missing / "run")
+        missing.mkdir()
+        assert resumed(cluster, missing / "run") == Told({}, 0, False, [0.0, 0.0])
+        assert list((missing / "run").iterdir()) == []
+
+
 def test_workers_that_leave_the_call_out_are_named(tmp_path: Path) -> None:
     with (
         running(1, num_workers=2) as cluster,

@@ -37,7 +37,7 @@ from stratagem._ps_client.requests.checkpoints import announce_restored
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.v1.checkpoint_pb2 import ListRestoredResponse, TaskPosition, TrainingRun
 from stratagem_proto.v1.session_pb2 import WorkerReport, WorkerState
-from stratagem_storage.checkpoint.folder import open_checkpoint
+from stratagem_storage.checkpoint.folder import open_checkpoint, require_room
 from stratagem_storage.checkpoint.policy import policy_of_environment
 from stratagem_storage.stores.places import absolute_place, shared_place
 
@@ -271,6 +271,7 @@ class ClusterCheckpoints:
                 f"{half or 'a server was started again without what it had'}, and there is no "
                 f"checkpoint in {str(path)!r} to begin with; restart all servers to begin anew"
             )
+        require_room(shared_place(path))
         begin()
         self._store.servers.on_all(lambda: announce_restored("", self._told))
         self._is_in_run = True
