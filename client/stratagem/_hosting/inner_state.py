@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from stratagem._hosting.other_steps import leave_to_local_steps
+from stratagem._hosting.other_steps import leave_to_own_steps
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 # What only devices of some kinds can do.
@@ -76,7 +76,7 @@ def stepped_copy(optimizer: Optimizer, device: str = "cpu") -> Optimizer:
     own = _parameters(optimizer)
     copies = [Parameter(torch.zeros_like(one, device=device)) for one in own]
     probe = copy.deepcopy(optimizer, {id(one): made for one, made in zip(own, copies, strict=True)})
-    leave_to_local_steps(probe)
+    leave_to_own_steps(probe, "copy")
     for group in probe.param_groups:
         group.update({flag: False for flag in _DEVICE_FLAGS if flag in group})
     for state in probe.state.values():

@@ -12,12 +12,16 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from stratagem._core.protocols import LocalStepsTold, Seen
+from stratagem._core.protocols import Seen
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.inner_state import on_cpu, shapes_of_state
 from stratagem._hosting.optimizer import DistributedOptimizer
-from stratagem._hosting.other_steps import DistributedSteps, leave_to_local_steps
+from stratagem._hosting.other_steps import (
+    DistributedSteps,
+    leave_to_own_steps,
+    require_not_left,
+)
 from stratagem._hosting.wrapped_optimizer import OptimizerWrapper
 from stratagem._strategies.strategy import get_strategy
 from stratagem.consistency import Consistency, consistency_from
@@ -56,7 +60,7 @@ class _Fragment:
         own: The worker's own parameters.
         shared: The parameters of the strategy that they were; their values are the servers'.
         optimizer: Steps those.
-        hosting: Brings their values; None where they are in this process alone.
+        hosting: Brings their values.
         consistency: That of its steps; None for the strategy's.
 
     Attributes:
@@ -68,7 +72,7 @@ class _Fragment:
         own: Sequence[Parameter],
         shared: Sequence[Parameter],
         optimizer: DistributedOptimizer,
-        hosting: Hosting | None,
+        hosting: Hosting,
         consistency: Consistency | None,
     ) -> None:
         self._own, self._shared = own, shared
@@ -89,8 +93,7 @@ class _Fragment:
         for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
             shared.grad = base - own.detach() if own.requires_grad else None
         self._is_unsure = True
-        hosting = self._hosting
-        seen = None if hosting is None else hosting.versions_here(self._shared, self._consistency)
+        seen = self._hosting.versions_here(self._shared, self._consistency)
         try:
             self.optimizer.step()
         finally:
@@ -104,8 +107,7 @@ class _Fragment:
         Args:
             seen: The `versions_here` before a step, which may have brought its result.
         """
-        if self._hosting is not None:
-            self._hosting.bring(self._shared, seen)
+        self._hosting.bring(self._shared, seen)
         with torch.no_grad():
             for base, own, shared in zip(self._base, self._own, self._shared, strict=True):
                 own.copy_(shared)
@@ -115,7 +117,7 @@ class _Fragment:
     def keep(self, states: Mapping[Parameter, _State], every: int) -> None:
         """Keep the state of the worker's own parameters, each so many shares."""
         self._shares += 1
-        if self._hosting is not None and not self._shares % every:
+        if not self._shares % every:
             pairs = zip(self._own, self._shared, strict=True)
             of_shared = {shared: states.get(own, {}) for own, shared in pairs}
             self._hosting.keep_state(self.optimizer.name, of_shared)
@@ -127,8 +129,6 @@ class _Fragment:
             shapes: Likewise what there will be in a state.
         """
         self._shares = 0
-        if self._hosting is None:
-            return {}
         pairs = zip(self._own, self._shared, strict=True)
         of_shared = {shared: shapes.get(own, {}) for own, shared in pairs}
         states = self._hosting.kept_state(self.optimizer.name, of_shared)
@@ -136,7 +136,7 @@ class _Fragment:
 
     def is_behind(self) -> bool:
         """Whether this process has replaced the servers' values, as by a checkpoint."""
-        return self._hosting is not None and self._hosting.is_behind(self._shared)
+        return self._hosting.is_behind(self._shared)
 
 
 class OwnSteps(OptimizerWrapper):
@@ -270,7 +270,7 @@ class LocalSteps(OwnSteps):
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `outer` makes none.
         InvalidArgumentError: Both or none of `every` and `seconds` are given, one is not above 0,
             there are more fragments than parameters, one of the parameters is a table or belongs to
-            a strategy that has no servers, or this process has several replicas.
+            no strategy or one that has no servers, or this process has several replicas.
 
     References: Douillard et al., DiLoCo, arXiv 2311.08105; Liu et al., Asynchronous local-SGD
     training for language modeling, arXiv 2401.09135; Douillard et al., Streaming DiLoCo, arXiv
@@ -307,7 +307,7 @@ class LocalSteps(OwnSteps):
         hosting = hosting_of_own(own, "LocalSteps")
         together = None if consistency is None else consistency_from(consistency)
         if outer is None:
-            outer = _usual(1 if hosting is None else hosting.workers_in_turn(together))
+            outer = _usual(hosting.workers_in_turn(together))
         distributed = partial(
             DistributedOptimizer,
             compression=compression,
@@ -315,15 +315,16 @@ class LocalSteps(OwnSteps):
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        self._fragments = _fragments(
-            own, fragments, hosting, _checked(outer), distributed, together
-        )
-        self._told = LocalStepsTold() if hosting is None else hosting.local_steps
+        shared = lent(hosting, optimizer, "LocalSteps")
+        self._fragments = []
+        for places in _divided([one.nbytes for one in own], fragments):
+            here, there = ([each[place] for place in places] for each in (own, shared))
+            made = _Fragment(here, there, distributed(_of(outer, there)), hosting, together)
+            self._fragments.append(made)
+        self._told = hosting.local_steps
         self._begin_rounds()
-        leave_to_local_steps(optimizer)
-        if hosting is not None:
-            hosting.optimizers_in_use.add(self)
-        self._shapes = shapes_of_state(optimizer) if keep_state and hosting is not None else {}
+        hosting.optimizers_in_use.add(self)
+        self._shapes = shapes_of_state(optimizer) if keep_state else {}
         self._take_kept_state(or_none=False)
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
@@ -478,17 +479,14 @@ def _checked_state(keep_state: int | None) -> int | None:
     return keep_state
 
 
-def _checked(outer: OuterOptimizer) -> OuterOptimizer:
-    def made(parameters: list[Parameter]) -> Optimizer:
-        optimizer = outer(parameters)
-        if not isinstance(optimizer, Optimizer):
-            raise InvalidTypeError(
-                "outer makes a torch.optim.Optimizer of a list of parameters, as "
-                f"functools.partial(torch.optim.SGD, lr=0.7) does; it has made {optimizer!r}"
-            )
-        return optimizer
-
-    return made
+def _of(outer: OuterOptimizer, parameters: list[Parameter]) -> Optimizer:
+    optimizer = outer(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidTypeError(
+            "outer makes a torch.optim.Optimizer of a list of parameters, as "
+            f"functools.partial(torch.optim.SGD, lr=0.7) does; it has made {optimizer!r}"
+        )
+    return optimizer
 
 
 def parameters_of(optimizer: Optimizer) -> list[Parameter]:
@@ -499,34 +497,28 @@ def _versions(parameters: Iterable[Parameter]) -> list[int]:
     return [parameter._version for parameter in parameters]
 
 
-def _fragments(
-    own: Sequence[Parameter],
-    count: int,
-    hosting: Hosting | None,
-    outer: OuterOptimizer,
-    distributed: Callable[[Optimizer], DistributedOptimizer],
-    consistency: Consistency | None,
-) -> list[_Fragment]:
-    shared = (
-        [Parameter(one.detach().clone()) for one in own]
-        if hosting is None
-        else hosting.lend(own, "LocalSteps")
-    )
-    made = []
-    for share in _divided([one.nbytes for one in own], count):
-        some = [shared[place] for place in share]
-        optimizer = distributed(outer(some))
-        here = [own[place] for place in share]
-        made.append(_Fragment(here, some, optimizer, hosting, consistency))
-    return made
+def lent(
+    hosting: Hosting, optimizer: Optimizer, what: str, is_kept: bool = False
+) -> list[Parameter]:
+    """Leave the parameters of an optimizer to `what` alone; return as `Hosting.lend` does."""
+    own = parameters_of(optimizer)
+    shared = hosting.lend(own, what, is_kept)
+    for one in [*hosting.optimizers_in_use]:
+        if isinstance(one, DistributedOptimizer):
+            one._leave(own, what)
+    leave_to_own_steps(optimizer, what)
+    return shared
 
 
-def hosting_of_own(parameters: Sequence[Parameter], what: str) -> Hosting | None:
-    """Return what hosts all of some parameters; None if they are of no strategy.
+def hosting_of_own(parameters: Sequence[Parameter], what: str) -> Hosting:
+    """Return what hosts all of some parameters.
 
     Raises:
-        InvalidArgumentError: They are of several, or this process has but shards of them.
+        InvalidArgumentError: They are of no strategy, or of several, or this process has but shards
+            of them.
+        FailedPreconditionError: Another optimizer trains them in this worker already.
     """
+    require_not_left(parameters, what)
     if any(hasattr(one, "device_mesh") for one in parameters):
         raise InvalidArgumentError(
             f"{what} has been given parameters that fully_shard has divided, and needs whole ones, "
@@ -544,7 +536,14 @@ def hosting_of_own(parameters: Sequence[Parameter], what: str) -> Hosting | None
             "module inside `with strategy.scope():`"
         )
     (strategy,) = strategies
-    return None if strategy is None else hosting_of(strategy.extended)
+    found = None if strategy is None else hosting_of(strategy.extended)
+    if found is None:
+        raise InvalidArgumentError(
+            f"the parameters of {what} belong to no strategy, so that workers would share nothing "
+            "of what they train; build their module inside `with strategy.scope():`, which also a "
+            "ParameterServerStrategy() without a cluster has"
+        )
+    return found
 
 
 def _divided(sizes: Sequence[int], count: int) -> list[list[int]]:

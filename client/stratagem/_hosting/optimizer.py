@@ -246,7 +246,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             consistency is given where replicas are always in sync. Or `overlap` together with
             limits, with several replicas in this process, or with an optimizer that is traced.
         ContextError: Its parameters belong to several strategies.
-        FailedPreconditionError: It has state already, or another one wraps it.
+        FailedPreconditionError: It has state already, or another one wraps it; or workers train the
+            parameters by themselves, by `LocalSteps` or a `HybridOptimizer`.
         UpdateFunctionError: Its `step` does what no server can do; the message names file, line and
             cure.
     """
@@ -302,7 +303,20 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     def _forget(self) -> None:
         """Refuse further steps, since the state is gone."""
-        self._tensors.forget(self._name)
+        self._tensors.forget(
+            f"the optimizer {self._name!r} was given to strategy.forget(), and its state is gone; "
+            "make another one"
+        )
+
+    def _leave(self, parameters: Sequence[torch.Tensor], what: str) -> None:
+        """Refuse further steps if it has some of these parameters, which `what` trains now."""
+        left = set(map(id, parameters))
+        if any(id(one) in left for group in self._inner.param_groups for one in group["params"]):
+            self._tensors.forget(
+                f"the optimizer {self._name!r} would step parameters on the servers that a "
+                f"{what} was given since, which trains them in the workers, where nobody would see "
+                "that step; give each parameter to one optimizer"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as `torch.optim.Optimizer` does.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -223,12 +223,28 @@ class DistributedSteps(Optimizer):
     """An optimizer whose steps a strategy carries out."""
 
 
-_of_local_steps: WeakSet[Optimizer] = WeakSet()
+_of_own_steps: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
 
 
-def leave_to_local_steps(optimizer: Optimizer) -> None:
-    """Take note that what an optimizer trains is shared later."""
-    _of_local_steps.add(optimizer)
+def leave_to_own_steps(optimizer: Optimizer, what: str) -> None:
+    """Take note that `what`, such as "LocalSteps", shares what an optimizer trains."""
+    _of_own_steps[optimizer] = what
+
+
+def require_not_left(tensors: Iterable[torch.Tensor], what: str) -> None:
+    """Check that no worker steps parameters by itself that `what` is to step.
+
+    Raises:
+        FailedPreconditionError: One does, and both would step them.
+    """
+    ids = {id(one) for one in tensors} if _of_own_steps else ()
+    for optimizer, owner in [*_of_own_steps.items()]:
+        if any(id(one) in ids for group in optimizer.param_groups for one in group["params"]):
+            raise FailedPreconditionError(
+                f"{what} would step parameters that the {owner} of {type(optimizer).__name__} "
+                "trains in this worker, and nobody would share or keep what it makes of them; give "
+                "each parameter to one optimizer"
+            )
 
 
 FindVariable: TypeAlias = Callable[[torch.Tensor], Variable | None]
@@ -277,7 +293,7 @@ def have_others_hooks() -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, DistributedSteps) or optimizer in _of_local_steps:
+    if isinstance(optimizer, DistributedSteps) or optimizer in _of_own_steps:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if parameters and all(parameter.is_meta for parameter in parameters):
@@ -289,6 +305,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if hosted:
         _require_alone(optimizer, next((one for one in hosted if not one.is_here), hosted[0]))
         return
+    require_not_left(parameters, f"torch.optim.{type(optimizer).__name__}")
     variable = _watch.variable_in(optimizer, parameters)
     if variable is not None:
         raise _copy_alone(optimizer, variable)

@@ -13,7 +13,7 @@ from stratagem._core.contexts import current_replica_id, has_strategy
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import HostedParameter, hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
-from stratagem._hosting.other_steps import leave_to_optimizer, workers
+from stratagem._hosting.other_steps import leave_to_optimizer, require_not_left, workers
 from stratagem._strategies.strategy import default_strategy, get_strategy
 from stratagem_proto.errors import ContextError, FailedPreconditionError, InvalidArgumentError
 
@@ -78,21 +78,18 @@ class TrainedTensors:
         strategy: Strategy = self._hosting.extended._container_strategy()
         return strategy
 
-    def forget(self, optimizer: str) -> None:
-        """Know nothing of the tensors any more, which the optimizer of that name had."""
-        self._forgotten = optimizer
+    def forget(self, why: str) -> None:
+        """Know nothing of the tensors any more, for a reason that errors tell."""
+        self._forgotten = why
         self._hosting = None
         self._variables.clear()
 
     def require_remembered(self) -> None:
-        """Raise FailedPreconditionError if the optimizer was forgotten."""
+        """Raise FailedPreconditionError if they were forgotten."""
         if self._forgotten is not None:
-            raise FailedPreconditionError(
-                f"the optimizer {self._forgotten!r} was given to strategy.forget(), and its state "
-                "is gone; make another one"
-            )
+            raise FailedPreconditionError(self._forgotten)
 
-    def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
+    def add(self, tensors: Sequence[torch.Tensor], where: str) -> None:
         """Take tensors in.
 
         Args:
@@ -103,8 +100,10 @@ class TrainedTensors:
             InvalidArgumentError: One belongs to no strategy, though another strategy than the
                 default one is in charge or has the tensors before it.
             ContextError: Several strategies.
+            FailedPreconditionError: This worker trains one by itself.
         """
         self.require_remembered()
+        require_not_left(tensors, "DistributedOptimizer")
         current = hosting_of(get_strategy().extended)
         if current is not None:
             current.adopter.adopt()

@@ -19,9 +19,8 @@ from stratagem._core.contexts import entered
 from stratagem._core.variables import Variable
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.inner_state import stepped_copy
-from stratagem._hosting.local_steps import OwnSteps, hosting_of_own, parameters_of
+from stratagem._hosting.local_steps import OwnSteps, hosting_of_own, lent, parameters_of
 from stratagem._hosting.optimizer import DistributedOptimizer
-from stratagem._hosting.other_steps import leave_to_local_steps
 from stratagem._hosting.wrapped_optimizer import require_fresh
 from stratagem._hybrid.group import DenseGroup, LostGroupError, Member
 from stratagem._parameter_server.loaded_values import carry
@@ -56,6 +55,7 @@ class _Dense:
     """The dense parameters of this worker, their optimizer's state, and how far they are.
 
     Attributes:
+        optimizer: Steps them in this worker.
         parameters: In the order of the optimizer.
         step: How many steps they have taken.
         counted: By number of the worker: how many of its gradients are in them.
@@ -63,7 +63,7 @@ class _Dense:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.parameters = parameters_of(optimizer)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self.step, self.counted = 0, [0] * _MOST_WORKERS
         # Some have state from the beginning.
         self._first_state = copy.deepcopy([optimizer.state.get(one) for one in self.parameters])
@@ -95,7 +95,7 @@ class _Dense:
 
     def packed(self) -> torch.Tensor:
         """Return state and progress as bytes: those of safetensors, after their length."""
-        content = self._packed(self._optimizer)
+        content = self._packed(self.optimizer)
         whole = len(content).to_bytes(_LENGTH_BYTES, "little") + content
         return torch.frombuffer(bytearray(whole.ljust(self.room, b"\0")), dtype=torch.uint8)
 
@@ -107,7 +107,7 @@ class _Dense:
         if not length:
             self.step, self.counted = 0, [0] * _MOST_WORKERS
             first = zip(self.parameters, copy.deepcopy(self._first_state), strict=True)
-            self._optimizer.state = defaultdict(dict, {one: had for one, had in first if had})
+            self.optimizer.state = defaultdict(dict, {one: had for one, had in first if had})
             return
         for name, value in safetensors.torch.load(content[_LENGTH_BYTES:][:length]).items():
             if name == _PROGRESS:
@@ -119,7 +119,7 @@ class _Dense:
             # As in torch's load_state_dict: counts of steps stay on the CPU.
             place = "cpu" if is_number or value.dim() == 0 else parameter.device
             state[parameter][key] = value.item() if is_number else value.to(place)
-        self._optimizer.state = defaultdict(dict, state)
+        self.optimizer.state = defaultdict(dict, state)
 
 
 def _number_dtype(value: float) -> torch.dtype:
@@ -137,7 +137,7 @@ class _ServersCopy:
 
     def __init__(self, hosting: RemoteHosting, dense: _Dense, name: str) -> None:
         self._hosting, self._dense = hosting, dense
-        self._shared = hosting.lend(dense.parameters, "HybridOptimizer", is_kept=True)
+        self._shared = lent(hosting, dense.optimizer, "HybridOptimizer", is_kept=True)
         with entered(hosting.extended._container_strategy()):
             empty = torch.zeros(dense.room, dtype=torch.uint8)
             packed: Any = Variable(empty, trainable=False, name=name)
@@ -245,11 +245,6 @@ class HybridOptimizer(OwnSteps):
         own = parameters_of(dense)
         hosting = hosting_of_own(own, "HybridOptimizer")
         self._alone: DistributedOptimizer | None = None
-        if hosting is None:
-            raise InvalidArgumentError(
-                "the dense parameters of a HybridOptimizer belong to no strategy, so that nobody "
-                "would reduce their gradients; build their module inside `with strategy.scope():`"
-            )
         if isinstance(hosting, RemoteHosting):
             self._begin(hosting, patience)
         else:
@@ -284,7 +279,6 @@ class HybridOptimizer(OwnSteps):
         self._is_behind = False
         # Whether all have heard of a new generation; whether this worker has.
         self._is_due = self._is_outdated = self._have_met = False
-        leave_to_local_steps(self._inner)
         hosting.optimizers_in_use.add(self)
         if hosting.checkpoints.counter.is_resumed and self._resumed():
             raise FailedPreconditionError(_BEHIND)

@@ -326,8 +326,10 @@ def test_steps_may_be_counted_in_seconds() -> None:
         before = strategy.traffic()
         worker.step()
         assert (strategy.traffic() - before).sent_bytes > BYTES
-        never = LocalSteps(SGD(worker.model.parameters(), lr=LR), seconds=1e9)
-        assert never.outer
+        never = Worker(strategy, 0, outer=PLAIN, seconds=1e9)
+        before = strategy.traffic()
+        never.step()
+        assert (strategy.traffic() - before).sent_bytes < BYTES
 
 
 def shared_by_time(
@@ -422,21 +424,6 @@ def test_after_a_share_that_failed_the_next_one_begins_anew() -> None:
         assert any(found)
 
 
-def test_without_a_cluster_the_program_trains_by_itself() -> None:
-    model = Vectors()
-    optimizer = LocalSteps(SGD(model.parameters(), lr=LR), every=EVERY)
-    reference = Reference()
-    for number in range(2):
-        for step in range(EVERY * number, EVERY * (number + 1)):
-            for parameter, found in zip(model.parameters(), gradient(0, step), strict=True):
-                parameter.grad = found
-            optimizer.step()
-        end = local_round(reference.values, 0, number)
-        reference.nesterov(reference.values - end)
-    values = np.stack([one.detach().numpy() for one in model.parameters()])
-    np.testing.assert_allclose(values, reference.values, rtol=1e-5, atol=1e-6)
-
-
 def test_a_strategy_without_a_cluster_has_a_server_of_its_own(tmp_path: Path) -> None:
     strategy = ParameterServerStrategy()
     worker = Worker(strategy, 0, outer=NESTEROV, every=EVERY)
@@ -527,6 +514,17 @@ def _wrap_half(cluster: Cluster) -> None:
         LocalSteps(SGD([model.first, nn.Parameter(torch.ones(1))], lr=LR), every=1)
 
 
+def _wrap_plain(_: Cluster) -> None:
+    LocalSteps(SGD(Vectors().parameters(), lr=LR), every=1)
+
+
+def _wrap_beside_the_scope(cluster: Cluster) -> None:
+    with cluster.strategy() as strategy:
+        model = Vectors()
+        with strategy.scope():
+            LocalSteps(SGD(model.parameters(), lr=LR), every=1)
+
+
 _REFUSED: dict[str, tuple[Callable[[Cluster], object], type[Exception], str]] = {
     "neither": (_made, InvalidArgumentError, "give one of both"),
     "both": (partial(_made, every=1, seconds=1.0), InvalidArgumentError, "give one of both"),
@@ -538,6 +536,8 @@ _REFUSED: dict[str, tuple[Callable[[Cluster], object], type[Exception], str]] = 
     "mirrored": (_wrap_mirrored, InvalidArgumentError, "needs ParameterServerStrategy"),
     "replicas": (_wrap_several_replicas, InvalidArgumentError, "one replica in each worker"),
     "half": (_wrap_half, InvalidArgumentError, "several strategies"),
+    "plain": (_wrap_plain, InvalidArgumentError, "belong to no strategy"),
+    "beside": (_wrap_beside_the_scope, InvalidArgumentError, "belong to no strategy"),
 }
 
 
@@ -551,7 +551,9 @@ def test_what_cannot_be_meant_is_refused(what: str) -> None:
 def test_no_optimizer_is_wrapped_and_no_group_is_added() -> None:
     with pytest.raises(InvalidTypeError, match=r"wraps a torch.optim.Optimizer"):
         LocalSteps(3, every=1)  # type: ignore[arg-type]
-    optimizer = LocalSteps(SGD(Vectors().parameters(), lr=LR), every=1)
+    with ParameterServerStrategy().scope():
+        model = Vectors()
+    optimizer = LocalSteps(SGD(model.parameters(), lr=LR), every=1)
     with pytest.raises(InvalidArgumentError, match="no further param groups"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
