@@ -148,6 +148,6 @@ def _bytes(variable: Any) -> Any:
     if variable.arena is None:
         return variable.value.reshape(-1).view(torch.uint8).numpy().tobytes()
     table = variable.arena.table
-    keys = variable.keys()
+    keys = variable.keys().long()
     order = keys.argsort()
     return keys[order].tolist(), variable.rows(keys[order]).tolist(), len(table.arenas)

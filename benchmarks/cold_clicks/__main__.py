@@ -21,6 +21,7 @@ from typing import Annotated
 
 import torch
 import typer
+from torch import nn
 from tqdm import tqdm
 
 import stratagem
@@ -37,8 +38,8 @@ _TOKEN = "the secret of the benchmark"
 _BATCH, _STAGED_BYTES = 2048, 128 << 20
 _START_SECONDS = 120.0
 
-# Of each table at once, so that a request has a few MB.
-_FILLED_AT_ONCE = 8192
+# A request has a few MB.
+_FILLED_AT_ONCE = 1 << 17
 
 
 @contextmanager
@@ -79,19 +80,17 @@ def _fill(trainer: Trainer, rows: Sequence[int]) -> None:
     """Write all rows, as they are."""
     optimizer = trainer.optimizer
 
-    def step(begin: int) -> None:
+    def step(table: nn.Module, begin: int, stop: int) -> None:
         optimizer.zero_grad()
-        stop = begin + _FILLED_AT_ONCE
-        parts = [
-            table(torch.arange(begin, min(stop, count))).sum()
-            for table, count in zip(trainer.model.tables, rows, strict=True)
-            if begin < count
-        ]
-        (0 * torch.stack(parts).sum()).backward()
+        (0 * table(torch.arange(begin, stop)).sum()).backward()
         optimizer.step()
 
-    for begin in tqdm(range(0, max(rows), _FILLED_AT_ONCE), unit="step", desc="filling"):
-        trainer.strategy.run(step, args=(begin,))
+    with tqdm(total=sum(rows), unit="row", unit_scale=True, desc="filling") as shown:
+        for table, count in zip(trainer.model.tables, rows, strict=True):
+            for begin in range(0, count, _FILLED_AT_ONCE):
+                stop = min(begin + _FILLED_AT_ONCE, count)
+                trainer.strategy.run(step, args=(table, begin, stop))
+                shown.update(stop - begin)
 
 
 def _told(address: str) -> str:
@@ -118,10 +117,10 @@ class Timed:
 
 
 def main(
-    rows: Annotated[int, typer.Option(help="Rows of all tables, of 128 bytes each.")] = sum(ROWS),
+    rows: Annotated[int, typer.Option(help="Rows of all tables, of 128 bytes each.")] = 100_000_000,
     steps: Annotated[int, typer.Option(help="Steps before the checkpoint, and after it.")] = 30,
     limit: Annotated[int, typer.Option(help="Bytes of memory of a server.")] = 3 << 30,
-    table_bytes: Annotated[int, typer.Option(help="--table-bytes of a server.")] = 1 << 30,
+    table_bytes: Annotated[int, typer.Option(help="--table-bytes of a server.")] = 3 << 28,
     folder: Annotated[Path, typer.Option(help="On a local disk.")] = Path("runs/benchmarks"),
 ) -> None:
     """Exit code: 0 when the losses are equal to the bit; else 1."""

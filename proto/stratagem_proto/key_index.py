@@ -76,8 +76,8 @@ class KeyIndex:
 
         Args:
             keys: An int64 vector, in any order and with any repetitions.
-            held: The key at each position, an int64 vector. Keys that stand elsewhere than they
-                were put, or behind its end, are not found there.
+            held: The key at each position, a vector of integers. Keys that stand elsewhere than
+                they were put, or behind its end, are not found there.
         """
         each, at = keys.numpy(), held.numpy()
         if not self._count or not len(at):
@@ -143,7 +143,7 @@ class KeyIndex:
         """Add distinct keys that the index does not have; there is memory for them.
 
         Args:
-            keys: An int64 vector of keys.
+            keys: A vector of keys.
             positions: An int64 vector of their positions.
         """
         self._put(keys, positions.int())
@@ -165,7 +165,7 @@ class KeyIndex:
     def _put(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
         placed: list[torch.Tensor] = []
         try:
-            bucket, marks = map(torch.from_numpy, self._places(keys.numpy()))
+            bucket, marks = map(torch.from_numpy, self._places(keys.long().numpy()))
             marks = marks.view(torch.int64).to(torch.uint8)
             while len(bucket):
                 bucket, order = bucket.sort()
@@ -246,7 +246,7 @@ class PositionArray:
 
     def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
         """Give distinct rows positions, whether or not they have one."""
-        self._behind.index_copy_(0, keys, positions.add(1).int())
+        self._behind.index_copy_(0, keys.long(), positions.add(1).int())
 
     def reserve(self, more: int, held: torch.Tensor) -> None:
         """Do nothing: all memory was taken at first."""
@@ -282,15 +282,16 @@ def page_of(keys: torch.Tensor, after: int | None, limit: int) -> tuple[torch.Te
     time, even if keys move to other positions meanwhile.
 
     Args:
-        keys: An int64 vector of distinct keys, in any order.
+        keys: A vector of distinct keys, in any order.
         after: Return only larger keys; None for all.
         limit: The most keys to return; 0 for `MOST_KEYS`, which is also the maximum.
 
     Returns:
-        The keys, and whether there are more.
+        The keys, an int64 vector, and whether there are more.
     """
-    larger = keys if after is None else keys[keys > after]
+    # Of a vector, since keys of 32 bits are compared with a number of its own last 32.
+    larger = keys if after is None else keys[keys > torch.tensor([after])]
     count = min(len(larger), limit or MOST_KEYS, MOST_KEYS)
     # A page is a small part of a large table, so selecting it is faster than sorting all keys.
     smallest = larger.topk(count, largest=False).values
-    return smallest, count < len(larger)
+    return smallest.long(), count < len(larger)

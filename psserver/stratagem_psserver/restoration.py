@@ -93,10 +93,11 @@ def _read_dense(
     part = PartRows.from_spec(table.value.initial.spec)
     keys = torch.arange(part.count)
     table.adopt(arenas, [keys, torch.zeros_like(keys)], TableHistory())
-    for arena, source in zip(table.arenas, sources, strict=True):
-        at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, arena.row_bytes))
-        for start in range(0, part.count, at_once):
-            table.fill(arena, start, source.read_part(checkpoint, part.some(start, at_once)))
+    row_bytes = sum(arena.row_bytes for arena in table.arenas)
+    at_once = max(1, _ROWS_AT_ONCE_BYTES // max(1, row_bytes))
+    for start in range(0, part.count, at_once):
+        each = [source.read_part(checkpoint, part.some(start, at_once)) for source in sources]
+        table.fill(start, dict(zip(table.arenas, each, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,12 @@ class _Share:
     keys: torch.Tensor
     behind: int
 
-    def marks(self, checkpoint: Checkpoint) -> Sequence[torch.Tensor]:
-        """Return the keys, the times of the last writes, and the counts of writes."""
-        touched = self.part.vector(checkpoint, TOUCHED)[self.positions] + self.behind
-        return self.keys, touched, self.part.vector(checkpoint, COUNTS)[self.positions]
+    def mark(self, checkpoint: Checkpoint, number: int) -> torch.Tensor:
+        """Return the keys, the times of the last writes, or the counts of writes."""
+        if number == 0:
+            return self.keys
+        mark = self.part.vector(checkpoint, TOUCHED if number == 1 else COUNTS)[self.positions]
+        return mark.add_(self.behind) if number == 1 else mark
 
 
 def _read_stored(
@@ -128,13 +131,16 @@ def _read_stored(
     assert isinstance(whole, WholeTable)
     parts = _concerned(spec, whole)
     shares = list(_shares(checkpoint, spec, parts))
-    marks = zip(*(share.marks(checkpoint) for share in shares), strict=True)
-    whole_marks = list(map(torch.cat, marks))[: len(table.marks)]
-    table.adopt(arenas, whole_marks, _history(spec, parts))
-    for arena, source in zip(table.arenas, sources, strict=True):
-        assert isinstance(source, WholeTable)
-        for place, rows in _placed(checkpoint, arena, source, shares):
-            table.fill(arena, place, rows)
+    marks = [
+        torch.cat([share.mark(checkpoint, number) for share in shares])
+        for number in range(len(table.marks))
+    ]
+    table.adopt(arenas, marks, _history(spec, parts))
+    place = 0
+    for share in shares:
+        for rows in _rows_of(checkpoint, table, share, sources[1:]):
+            table.fill(place, rows)
+            place += len(rows[table.value])
     seen = torch.cat([part.vector(checkpoint, SEEN) for part in parts])
     sights = torch.cat([part.vector(checkpoint, SIGHTS) for part in parts])
     mine = _is_mine(spec, seen)
@@ -190,21 +196,24 @@ def _history(spec: VariableSpec, parts: Sequence[TablePart]) -> TableHistory:
     )
 
 
-def _placed(
-    checkpoint: Checkpoint, arena: Arena, source: WholeTable, shares: Sequence[_Share]
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the rows of all shares, some at a time, each time with the position of the first."""
-    parts = {part.table.name: part for part in source.parts}
-    place = 0
-    for share in shares:
-        if (part := parts.get(share.part.table.name)) is None:
-            # The optimizer had not stepped this part yet.
-            yield place, arena.begun(share.keys)
-            place += len(share.keys)
-            continue
-        for _, rows in part.runs(checkpoint, share.positions):
-            yield place, rows
-            place += len(rows)
+def _rows_of(
+    checkpoint: Checkpoint, table: Table, share: _Share, slots: Sequence[Whole]
+) -> Iterator[dict[Arena, torch.Tensor]]:
+    """Yield the rows of a share with their state, some at a time."""
+    parts = list[TablePart | None]()
+    for slot in slots:
+        assert isinstance(slot, WholeTable)
+        same = [part for part in slot.parts if part.table.name == share.part.table.name]
+        # There is none if the optimizer had not stepped this part yet.
+        parts.append(same[0] if same else None)
+    begin = 0
+    for positions, values in share.part.runs(checkpoint, share.positions):
+        keys = share.keys[begin : begin + len(positions)]
+        rows = {table.value: values}
+        for arena, part in zip(table.arenas[1:], parts, strict=True):
+            rows[arena] = part.rows_at(checkpoint, positions) if part else arena.begun(keys)
+        yield rows
+        begin += len(positions)
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,9 @@ def _exponent(number: float) -> int:
     return int(np.frexp(number)[1])
 
 
-# Numbers are made in double precision; this limits the memory for them.
-_ELEMENTS_AT_ONCE = 1 << 20
+# Numbers are made in double precision; this limits the memory for them to what caches hold: with
+# eight times as many, 131,072 rows of 16 took 160 ms instead of 120.
+_ELEMENTS_AT_ONCE = 1 << 17
 
 # In standard deviations; the odds of what is farther from the mean are no number above 0.
 _FARTHEST_BOUND = 37.0

@@ -152,7 +152,7 @@ class Arena:
         return as_wholes(rows.contiguous())
 
     def _begun_at(self, positions: Integers) -> Wholes:
-        rows = self.begun(self.table.stored()[0][torch.from_numpy(positions)])
+        rows = self.begun(self.table.stored()[0][torch.from_numpy(positions)].long())
         return self.to_wholes(rows.to(self.dtype))
 
     def filled(self, found: FoundRows, stored: Stored) -> torch.Tensor:
@@ -263,6 +263,9 @@ def read_rows(reads: Sequence[RowsRead]) -> None:
             one.into.index_copy_(0, torch.from_numpy(found.new), made)
 
 
+MARK_DTYPES = (torch.int64, torch.int64, torch.int32)
+"""What the keys, the times and the counts of rows are outside of their table."""
+
 _NONE_ABSENT = np.empty(0, np.int64)
 _RUN_BYTES = 1 << 20
 _FIRST_COPIES = 1024
@@ -279,7 +282,8 @@ class TableSnapshot:
 
     Args:
         count: The number of rows.
-        arrays: The marks of the table, and its arenas or some of them.
+        marks: The marks of the table, or the first of them.
+        arenas: The arenas of the table, or some of them. They are numbered behind the marks.
         admission: The table's counts at that moment, which do not change.
 
     Attributes:
@@ -288,13 +292,17 @@ class TableSnapshot:
     """
 
     def __init__(
-        self, count: int, arrays: Sequence[torch.Tensor | Arena], admission: Admission
+        self,
+        count: int,
+        marks: Sequence[torch.Tensor],
+        arenas: Sequence[Arena],
+        admission: Admission,
     ) -> None:
         self.count, self.admission = count, admission
-        self._arrays = [
-            each.storage if isinstance(each, Arena) and each.column is None else each
-            for each in arrays
-        ]
+        stores = [arena.storage if arena.column is None else arena for arena in arenas]
+        self._arrays: list[torch.Tensor | Arena] = [*marks, *stores]
+        # However short keys and times are in memory, they are as long as others elsewhere.
+        self._dtypes = [*MARK_DTYPES[: len(marks)], *(arena.dtype for arena in arenas)]
         # Memory that an arena has later is not that of this moment.
         self._copies = [
             each.storage[:0] if isinstance(each, Arena) else each[:0] for each in self._arrays
@@ -370,7 +378,7 @@ class TableSnapshot:
                     rows[changed] = self._copies[number][self._places(positions[changed].int())]
             if len(absent) and not (self._copied and self._is_copied[positions[absent]].all()):
                 raise DataLossError("a snapshot lacks rows that the table does not have any more")
-            return rows
+            return rows.to(self._dtypes[number])
 
     def _places(self, positions: torch.Tensor) -> torch.Tensor:
         """Return where the copies of rows are; the lock is held.

@@ -65,7 +65,8 @@ class DirectFile:
             self.number = number
         finally:
             os.unlink(path)
-        weakref.finalize(self, os.close, self.number)
+        # At the end of the process threads may still write, and must not find another file there.
+        weakref.finalize(self, os.close, self.number).atexit = False
         self.nbytes = 0
 
     def grow(self, nbytes: int) -> None:
@@ -98,7 +99,7 @@ class ReadQueue:
         self._threads: ThreadPoolExecutor | None = None
         if not self._begin():
             self._threads = ThreadPoolExecutor(16, thread_name_prefix="table-read")
-        weakref.finalize(self, self._end, self._context)
+        weakref.finalize(self, self._end, self._context).atexit = False
 
     def _begin(self) -> bool:
         if _CALLS is None:

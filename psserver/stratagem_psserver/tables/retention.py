@@ -16,8 +16,7 @@ from stratagem_proto.v1.checkpoint_pb2 import TableHistory, TableMoment
 from stratagem_proto.v1.variable_pb2 import EVICTION_ORDER_RAREST, TableSpec
 
 # Bytes of a row's key and of the time of its last write, and of how often it was written.
-ROW_OVERHEAD = 16
-_COUNT_BYTES = 4
+_MARK_BYTES, _COUNT_BYTES = 8 + 4, 4
 # An eviction sorts all rows by age, so it removes at least this part of the rows.
 _SHARE_EVICTED = 16
 # Old rows are searched for whenever this part of `evict_after` has passed.
@@ -63,8 +62,8 @@ class Retention:
 
     @property
     def mark_bytes(self) -> int:
-        """Bytes of a row besides its numbers that not every table has."""
-        return _COUNT_BYTES if self.counts_writes else 0
+        """Bytes of a row besides its numbers at first."""
+        return _MARK_BYTES + (_COUNT_BYTES if self.counts_writes else 0)
 
     @property
     def count_bytes(self) -> int | None:
@@ -95,8 +94,8 @@ class Retention:
 
 
 def rows_nbytes(row_bytes: int, rows: int) -> int:
-    """Return the bytes of stored rows with their keys, their times and their index."""
-    return rows * (row_bytes + ROW_OVERHEAD) + KeyIndex.nbytes_for(rows)
+    """Return the bytes of stored rows with their index."""
+    return rows * row_bytes + KeyIndex.nbytes_for(rows)
 
 
 def largest(nbytes: Callable[[int], int], available: int) -> int:

@@ -26,8 +26,9 @@ _AT_ONCE_BYTES = 1 << 20
 ON_DISK_BYTES = 4
 """Bytes of memory for each row that say where it is."""
 
-# A row in memory also takes its number, the address of its record and its heat.
-_SLOT_BYTES = 9
+# A row in memory also takes its number, the address of its record, its heat, and room for its slot
+# among the free ones.
+_SLOT_BYTES = 13
 
 # Where a row is that was never written; one on the disk is `_ON_DISK` less its address.
 _NOWHERE, _ON_DISK = -1, -2
@@ -219,7 +220,7 @@ class RowStore:
             self._memory[column].rows[slots] = each if len(slots) == len(each) else each[places]
         homes = self._home[slots]
         self._home[slots] = -1
-        changed = np.unique(homes[homes >= 0]).astype(np.int64)
+        changed = homes[homes >= 0].astype(np.int64)
         self._dirty += len(changed)
         self.log.forget(changed)
 
@@ -233,7 +234,6 @@ class RowStore:
             self._disk.make_room(self, len(absent))
         if not len(absent):
             return
-        absent = np.unique(absent)
         where = self._where[absent]
         self.log.forget(_ON_DISK - where[where <= _ON_DISK].astype(np.int64))
         slots = self._occupy(absent, -1)
@@ -336,8 +336,10 @@ class RowStore:
     def grow(self, rows: int) -> None:
         """Have numbers for so many rows."""
         with self._disk.lock:
-            if (more := rows - len(self._where)) > 0:
-                self._where = np.concatenate((self._where, np.full(more, _NOWHERE, np.int32)))
+            if rows > (before := len(self._where)):
+                where = np.empty(rows, np.int32)
+                where[:before], where[before:] = self._where, _NOWHERE
+                self._where = where
 
     def drop(self, first: int) -> None:
         """Forget all rows from a number on."""
@@ -407,13 +409,12 @@ class RowStore:
         self.free = 0
         self.resize(slots)
 
-    def looked_at(self) -> _Slots:
-        """Return some slots with rows, among which the coldest are to be found."""
-        slots = self.slots
-        count = min(slots, _LOOKED_AT)
-        these = (np.arange(self._hand, self._hand + count) % max(1, slots)).astype(np.int32)
-        self._hand = (self._hand + count // 2) % max(1, slots)
-        return these[self.heat[these] > 0]
+    def looked_at(self) -> slice:
+        """Return some slots, among which the coldest rows are to be found."""
+        begin = max(0, min(self._hand, self.slots - _LOOKED_AT))
+        stop = min(begin + _LOOKED_AT, self.slots)
+        self._hand = begin + _LOOKED_AT // 2 if stop < self.slots else 0
+        return slice(begin, stop)
 
     def evict(self, slots: _Slots) -> None:
         """Take rows out of memory; the lock is held.

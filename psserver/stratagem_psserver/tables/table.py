@@ -15,14 +15,7 @@ from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits import VariableMemoryLimit, allocating
 from stratagem_psserver.tables.arena import Arena, FoundRows, TableSnapshot
 from stratagem_psserver.tables.direct_file import Integers
-from stratagem_psserver.tables.retention import (
-    ROW_OVERHEAD,
-    Admission,
-    IdleTime,
-    Retention,
-    oldest,
-    rarest,
-)
+from stratagem_psserver.tables.retention import Admission, IdleTime, Retention, oldest, rarest
 from stratagem_psserver.tables.row_store import ON_DISK_BYTES, RowStore
 from stratagem_psserver.tables.table_disk import TableDisk
 
@@ -30,6 +23,9 @@ FIRST_ROWS = 64
 _ADVICE = "use more servers, or a table with a limit"
 _NONE = torch.empty(0, dtype=torch.int64)
 _MOST_COUNTED = 2**31 - 3
+
+# The largest key, and the latest time, of which half of the bytes would be zeros.
+_MOST_SHORT = 2**31 - 1
 
 # Rows that get their first state of an optimizer at once.
 _BEGUN_AT_ONCE = 1 << 16
@@ -51,6 +47,7 @@ class Table:
     Attributes:
         value: The arena of the variable itself.
         arenas: The arenas of the variable and of each slot.
+        capacity: How many rows there is memory for.
         is_on_disk: Whether the numbers of rows are in a store on a disk, `on_disk`.
     """
 
@@ -62,10 +59,11 @@ class Table:
         self.admission = Admission(self._retention.admission_count, self._retention.count_bytes)
         self._vocabulary = 0 if self.is_dynamic else spec.tensor.shape[0]
         self._index: KeyIndex | PositionArray = KeyIndex()
-        self._rows, self._clock, self._swept = 0, 0, 0
+        self._rows, self.capacity, self._clock, self._swept = 0, 0, 0, 0
         self._evicted, self._dropped = 0, 0
-        self._keys = torch.empty(0, dtype=torch.int64)
-        self._touched = torch.empty(0, dtype=torch.int64)
+        is_short = 0 < self._vocabulary <= _MOST_SHORT
+        self._keys = torch.empty(0, dtype=torch.int32 if is_short else torch.int64)
+        self._touched = torch.empty(0, dtype=torch.int32)
         self._counts = torch.empty(0, dtype=torch.int32)
         self._aged = 0
         self.idle_time = IdleTime(self._retention.evict_after_milliseconds)
@@ -82,10 +80,6 @@ class Table:
         return self._rows
 
     @property
-    def capacity(self) -> int:
-        return len(self._keys)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all memory: the capacity for rows, the index, and the counts of admission."""
         arrays = (*self.marks, *(each.storage for each in self.arenas))
@@ -98,7 +92,7 @@ class Table:
 
     @property
     def marks(self) -> list[torch.Tensor]:
-        """Vectors of the rows' keys and of the times of their last writes.
+        """Vectors of the rows' keys and of the times of their last writes, int32 or int64.
 
         Where rows are evicted by it, also of how often each was written.
         """
@@ -116,11 +110,16 @@ class Table:
 
     def most_rows(self, more_bytes: int = 0) -> int:
         """Return the most rows that the limits allow, if each has so many more bytes of state."""
-        return self._retention.most_rows(self._row_bytes + more_bytes)
+        most = self._retention.most_rows(self._row_bytes + more_bytes)
+        return most if self.is_dynamic else min(most, self._vocabulary)
+
+    @property
+    def _mark_bytes(self) -> int:
+        return sum(mark.itemsize for mark in self.marks)
 
     @property
     def _row_bytes(self) -> int:
-        return sum(arena.row_bytes for arena in self.arenas) + self._retention.mark_bytes
+        return sum(arena.row_bytes for arena in self.arenas) + self._mark_bytes
 
     def memory_for(self, row_bytes: int) -> int:
         """Return the memory for so many bytes of state of each row."""
@@ -146,7 +145,7 @@ class Table:
         return history
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys of all stored rows and the times of their last writes, by position."""
+        """Return the keys and the times of `marks` of all stored rows, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
 
     def snapshot(self, values_only: bool = False) -> TableSnapshot:
@@ -155,10 +154,10 @@ class Table:
         Args:
             values_only: Whether the keys and the numbers of the value are enough.
         """
-        arrays: list[torch.Tensor | Arena] = [*self.marks, *self.arenas]
+        marks, arenas = self.marks, self.arenas
         if values_only:
-            arrays = [self._keys, self.value]
-        snapshot = TableSnapshot(self._rows, arrays, self.admission.shared())
+            marks, arenas = [self._keys], [self.value]
+        snapshot = TableSnapshot(self._rows, marks, arenas, self.admission.shared())
         self._snapshots.append(snapshot)
         return snapshot
 
@@ -205,6 +204,7 @@ class Table:
         self.arenas.extend(arenas)
         self._set_columns()
         self._rows, self._changed = 0, None
+        self._have_times_until(max(history.writes, int(marks[1].max()) if len(marks[1]) else 0))
         self._resize(max(len(marks[0]), self.capacity))
         self._rows = len(marks[0])
         for array, mark in zip(self.marks, marks, strict=True):
@@ -215,28 +215,28 @@ class Table:
         is_array = self._fits_array(self.capacity)
         self._index = PositionArray(self._vocabulary) if is_array else KeyIndex(self._rows)
 
-    def fill(self, arena: Arena, start: int, rows: torch.Tensor) -> None:
-        """Write the numbers of adopted rows; those of the variable itself can be found then.
+    def fill(self, start: int, rows: Mapping[Arena, torch.Tensor]) -> None:
+        """Write adopted rows, which can be found then.
 
         Of four million keys in their order, 65,536 at a time took 1.4 s of a processor, and all at
         once 1.7 s; in a random order both took 1.4 s.
 
         Args:
-            arena: The arena.
             start: The position of the first row.
-            rows: The rows.
+            rows: The numbers for each arena.
         """
-        stop = start + len(rows)
+        stop = start + len(rows[self.value])
         positions = torch.arange(start, stop)
         # Rows of a checkpoint may have been stored in another dtype.
-        rows = round_to_nearest(rows, arena.dtype)
+        stored = {arena: round_to_nearest(each, arena.dtype) for arena, each in rows.items()}
         if self.is_on_disk:
-            self.on_disk.reserve(len(rows))
-            self.put_on_disk(positions.numpy(), {arena: arena.to_wholes(rows)})
+            wholes = {arena: arena.to_wholes(each) for arena, each in stored.items()}
+            self.on_disk.reserve(len(positions))
+            self.put_on_disk(positions.numpy(), wholes)
         else:
-            arena.storage[start:stop] = rows
-        if arena is self.value:
-            self._index.insert(self._keys[start:stop], positions)
+            for arena, each in stored.items():
+                arena.storage[start:stop] = each
+        self._index.insert(self._keys[start:stop], positions)
 
     def fit(self) -> None:
         """Evict the oldest rows if there are more than the limits allow."""
@@ -281,8 +281,7 @@ class Table:
         new, most = found.num_new, self.most_rows()
         moved = retention.eviction(self._rows, new, most)
         if self._is_sweep_due(clock):
-            age = clock - self._touched[: self._rows]
-            moved += int((age >= retention.evict_after).count_nonzero())
+            moved += int(self._unwritten_since(clock - retention.evict_after).count_nonzero())
         return min(moved, self._rows)
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
@@ -309,14 +308,13 @@ class Table:
     def _fits_array(self, capacity: int) -> bool:
         """Return whether an array of positions takes no more memory than so many rows."""
         array = PositionArray.nbytes_for(self._vocabulary)
-        return 0 < array <= capacity * (self._row_bytes + ROW_OVERHEAD)
+        return 0 < array <= capacity * self._row_bytes
 
     def _growth(self, capacity: int, is_array: bool) -> int:
         """Return the additional bytes of a table with that capacity."""
         rows = capacity - self.capacity
-        mark_bytes = self._retention.mark_bytes
-        row_bytes = mark_bytes + ON_DISK_BYTES if self.is_on_disk else self._row_bytes
-        nbytes = rows * (row_bytes + ROW_OVERHEAD) - self._index.nbytes
+        row_bytes = self._mark_bytes + ON_DISK_BYTES if self.is_on_disk else self._row_bytes
+        nbytes = rows * row_bytes - self._index.nbytes
         if is_array:
             return nbytes + PositionArray.nbytes_for(self._vocabulary)
         return nbytes + KeyIndex.nbytes_for(capacity)
@@ -338,7 +336,7 @@ class Table:
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
             for start in range(0, self._rows, _BEGUN_AT_ONCE):
-                some = keys[start : start + _BEGUN_AT_ONCE]
+                some = keys[start : start + _BEGUN_AT_ONCE].long()
                 for arena in arenas:
                     arena.storage[start : start + len(some)] = arena.begun(some)
 
@@ -402,6 +400,7 @@ class Table:
             kept = positions[positions >= 0] if found.num_new else positions
             if self._snapshots or self._changed is not None:
                 self._keep(torch.from_numpy(kept))
+            self._have_times_until(self._clock + 1)
             self._clock += 1
             self._touched.numpy()[kept] = self._clock
             if self._retention.counts_writes:
@@ -413,6 +412,11 @@ class Table:
         for arena, fresh in begun.items():
             arena.storage[self._rows - found.num_new : self._rows] = fresh
         return placed
+
+    def _have_times_until(self, clock: int) -> None:
+        """Have room in each time for times until this one."""
+        if clock > _MOST_SHORT:
+            self._touched = self._touched.long()
 
     def _begun(self, found: FoundRows, written: Collection[Arena]) -> dict[Arena, torch.Tensor]:
         """Return the initial values of new rows in the arenas that are not written."""
@@ -462,8 +466,7 @@ class Table:
         """
         later = self.idle_time.after(milliseconds, self._clock)
         with allocating(_ADVICE):
-            idle = self._touched[: self._rows] <= later.idle_since
-            doomed = idle.nonzero().squeeze(1)
+            doomed = self._unwritten_since(later.idle_since).nonzero().squeeze(1)
             if len(doomed):
                 self._evict(doomed)
         self.idle_time = later
@@ -473,8 +476,13 @@ class Table:
         if not self._is_sweep_due(self._clock):
             return _NONE
         self._swept = self._clock
-        age = self._clock - self._touched[: self._rows]
-        return (age >= self._retention.evict_after).nonzero().squeeze(1)
+        old = self._unwritten_since(self._clock - self._retention.evict_after)
+        return old.nonzero().squeeze(1)
+
+    def _unwritten_since(self, time: int) -> torch.Tensor:
+        """Return a mask of the rows that were not written after a time."""
+        # All times are at least 0, and of a lower number torch would take the last 32 bits.
+        return self._touched[: self._rows] <= max(time, -1)
 
     def _is_sweep_due(self, clock: int) -> bool:
         retention = self._retention
@@ -537,25 +545,25 @@ class Table:
             self._aged = self._evicted
 
     def _resize(self, capacity: int) -> None:
+        # One after the other, since both the memory of before and of afterwards of all might be
+        # more than there is. Where there is none, some are longer than others, which is no harm.
+        self.capacity, rows = min(capacity, self.capacity), self._rows
         with allocating(_ADVICE):
-            storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
-            keys = _resized(self._keys, capacity, self._rows)
-            touched = _resized(self._touched, capacity, self._rows)
-            counts = self._counts
+            for arena in self.arenas:
+                arena.storage = arena.resized(capacity, rows)
+            self._keys = _resized(self._keys, capacity, rows)
+            self._touched = _resized(self._touched, capacity, rows)
             if self._retention.counts_writes:
-                counts = _resized(counts, capacity, self._rows)
-            if (changed := self._changed) is not None:
-                changed = _resized(changed, capacity, self._rows)
-                changed[self._rows :] = 0
-        if self.is_on_disk:
-            self.on_disk.grow(capacity)
-        else:
+                self._counts = _resized(self._counts, capacity, rows)
+            if self._changed is not None:
+                self._changed = _resized(self._changed, capacity, rows)
+                self._changed[rows:] = 0
+            if self.is_on_disk:
+                self.on_disk.grow(capacity)
+        if not self.is_on_disk:
             # Snapshots keep the old memory, which nobody changes any more.
             self._snapshots.clear()
-        self._changed = changed
-        for arena, storage in zip(self.arenas, storages, strict=True):
-            arena.storage = storage
-        self._keys, self._touched, self._counts = keys, touched, counts
+        self.capacity = capacity
 
 
 def check_room(name: str, rows: int, most: int) -> None:

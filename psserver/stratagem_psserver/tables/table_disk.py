@@ -149,22 +149,25 @@ class TableDisk:
         nbytes = max(nbytes, min(self.budget // _SHARE, _MOST_EVICTED))
         looked_at = [(store, store.looked_at()) for store in self.stores]
         sizes = np.zeros(MOST_HEAT + 1, np.int64)
-        for store, slots in looked_at:
-            sizes += np.bincount(store.heat[slots], minlength=len(sizes)) * store.slot_bytes
+        for store, span in looked_at:
+            sizes += np.bincount(store.heat[span], minlength=len(sizes)) * store.slot_bytes
+        # Slots without rows.
+        sizes[0] = 0
         total = np.cumsum(sizes)
         # All that is colder leaves, and of what is equally cold as much as is needed.
         limit = min(int(np.searchsorted(total, nbytes)), MOST_HEAT)
         left = nbytes - int(total[limit] - sizes[limit])
         evicted = False
-        for store, slots in looked_at:
-            heat = store.heat[slots]
-            equal = slots[heat == limit][: max(0, -(-left // store.slot_bytes))]
+        for store, span in looked_at:
+            heat = store.heat[span]
+            equal = np.flatnonzero(heat == limit)[: max(0, -(-left // store.slot_bytes))]
             left -= len(equal) * store.slot_bytes
-            doomed = np.concatenate((slots[heat < limit], equal))
+            # Of 0, 255 would be left.
+            colder = np.flatnonzero(heat - np.uint8(1) < limit - 1)
             # Without this, what was hot once would stay for ever.
             if limit > 1:
-                store.heat[slots] = heat - (heat >> 1)
-            if len(doomed):
-                store.evict(doomed)
+                heat -= heat >> 1
+            if len(colder) + len(equal):
+                store.evict((np.concatenate((colder, equal)) + span.start).astype(np.int32))
                 evicted = True
         return evicted

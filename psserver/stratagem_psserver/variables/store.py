@@ -133,7 +133,7 @@ class Variable:
         return info
 
     def keys(self) -> torch.Tensor:
-        """Return the keys of the stored rows; do not change the tensor.
+        """Return the keys of the stored rows, int32 or int64; do not change the tensor.
 
         Raises:
             InvalidArgumentError: The variable is not a table.

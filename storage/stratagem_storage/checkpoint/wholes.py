@@ -234,20 +234,28 @@ class TablePart:
             checkpoint: The checkpoint.
             positions: The positions of stored rows, ascending.
         """
-        shape = tuple(self.entry.tensor.shape[1:])
         row_bytes = self.entry.nbytes // max(1, self.count)
         at_once = max(1, RUN_BYTES // max(1, row_bytes))
         for start in range(0, self.count, at_once):
-            stop = min(start + at_once, self.count)
-            ends = torch.tensor([start, stop])
+            ends = torch.tensor([start, start + at_once])
             low, high = torch.searchsorted(positions, ends).tolist()
-            if low == high:
-                continue
-            dtype = self.entry.tensor.dtype
-            run = allocate(TensorSpec(dtype=dtype, shape=(stop - start, *shape)))
-            if run.numel():
-                checkpoint.read(self.entry, start * row_bytes, as_bytes(run))
-            yield positions[low:high], run[positions[low:high] - start]
+            if low < high:
+                yield positions[low:high], self.rows_at(checkpoint, positions[low:high])
+
+    def rows_at(self, checkpoint: Checkpoint, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rows at some positions; all between the first and the last are read.
+
+        Args:
+            checkpoint: The checkpoint.
+            positions: The positions of stored rows, ascending; at least one.
+        """
+        start, last = int(positions[0]), int(positions[-1])
+        shape = (last + 1 - start, *self.entry.tensor.shape[1:])
+        run = allocate(TensorSpec(dtype=self.entry.tensor.dtype, shape=shape))
+        if run.numel():
+            row_bytes = self.entry.nbytes // self.count
+            checkpoint.read(self.entry, start * row_bytes, as_bytes(run))
+        return run[positions - start]
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def test_there_is_an_error_and_no_variable_if_the_machine_lacks_memory() -> None
     store, _ = hosting()
     specs = [table_spec("a", (10, 2), ZEROS), larger_than_any_machine]
     values = [torch.empty(0, 2), torch.empty(0, 1 << 50)]
-    with pytest.raises(ResourceExhaustedError, match="'b' needs memory for 64 rows"):
+    with pytest.raises(ResourceExhaustedError, match="'b' needs memory for 10 rows"):
         store.create(specs, values)
     assert store.listing() == []
 
@@ -307,7 +307,7 @@ def test_a_fixed_vocabulary_is_found_by_an_array_that_is_no_larger_than_its_rows
     for stop in range(0, vocabulary, 500):
         stored(users, torch.arange(stop, stop + 500), limit)
         table = table_of(users)
-        kinds.append((table.capacity * (16 + 16), isinstance(table._index, PositionArray)))
+        kinds.append((table.capacity * (16 + 8), isinstance(table._index, PositionArray)))
         rows = users.rows(torch.arange(vocabulary))
         assert torch.equal(rows[: stop + 500, 0], torch.arange(stop + 500).float())
         expected = InitialValues(users.spec).rows(torch.arange(stop + 500, vocabulary))
