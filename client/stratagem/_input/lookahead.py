@@ -25,13 +25,12 @@ Lookups: TypeAlias = Callable[[Any], Iterable[tuple[nn.Module | torch.Tensor, to
 class BatchFetcher(Protocol[Needs]):
     """Gets what batches need.
 
-    Of each batch `ask` is called first, perhaps before the step of the batch before, and then
-    `present`.
+    Of each batch `ask` is called first, perhaps some steps before its own, and then `present`.
     """
 
     @property
-    def may_ask_ahead(self) -> bool:
-        """Whether what a batch needs may come before its step begins."""
+    def batches_ahead(self) -> int:
+        """What how many batches behind the present one need is to be asked for."""
         ...
 
     def parts_of(self, batch: Any) -> Sequence[Any]:
@@ -39,7 +38,11 @@ class BatchFetcher(Protocol[Needs]):
         ...
 
     def ask(self, parts: Sequence[Any]) -> Needs:
-        """Note what a batch needs, of which the parts of the replicas are given; do not wait."""
+        """Return what a batch needs, of which the parts of the replicas are given; do not wait."""
+        ...
+
+    def expect(self, needs: Needs, place: int) -> None:
+        """Have that come before the step of the batch, so many places behind the present one."""
         ...
 
     def present(self, owner: object, needs: Needs | None) -> None:
@@ -74,7 +77,7 @@ class _RequestedBatch(Generic[Needs]):
 
 
 class Lookahead(Iterable[Any], Generic[Needs]):
-    """The batches of `data`, of which the next one is read before its turn.
+    """The batches of `data`, of which the next one or two are read before their turn.
 
     Each iteration is a pass over the data. Where these are an iterator there is one pass, with
     which each iteration goes on.
@@ -174,11 +177,12 @@ class _Pass(Iterator[Any], Generic[Needs]):
             raise
 
     def _read_ahead(self, read: Peekable[Any]) -> None:
-        if not self._fetcher.may_ask_ahead or read.peek(1) is None:
-            return
-        # What is raised comes with the batch.
-        with suppress(Exception):
-            self._ask(read, 1)
+        for place in range(1, self._fetcher.batches_ahead + 1):
+            if read.peek(place) is None:
+                return
+            # What is raised comes with the batch.
+            with suppress(Exception):
+                self._fetcher.expect(self._ask(read, place).needs, place)
 
     def _ask(self, read: Peekable[Any], place: int) -> _RequestedBatch[Needs]:
         at = read.taken + place

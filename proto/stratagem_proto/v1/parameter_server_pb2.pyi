@@ -94,18 +94,20 @@ class ReadResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReadHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[_tensor_pb2.Chunk, _Mapping]]] = ...) -> None: ...
 
 class ReadHeader(_message.Message):
-    __slots__ = ("versions", "contents", "grants", "rejected_steps", "reached")
+    __slots__ = ("versions", "contents", "grants", "rejected_steps", "has_rows_on_disk", "reached")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_ROWS_ON_DISK_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[int]
     contents: bytes
     grants: _containers.RepeatedCompositeFieldContainer[_consistency_pb2.StepGrant]
     rejected_steps: int
+    has_rows_on_disk: bool
     reached: bytes
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., contents: _Optional[bytes] = ..., grants: _Optional[_Iterable[_Union[_consistency_pb2.StepGrant, _Mapping]]] = ..., rejected_steps: _Optional[int] = ..., reached: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., contents: _Optional[bytes] = ..., grants: _Optional[_Iterable[_Union[_consistency_pb2.StepGrant, _Mapping]]] = ..., rejected_steps: _Optional[int] = ..., has_rows_on_disk: bool = ..., reached: _Optional[bytes] = ...) -> None: ...
 
 class ReadContents(_message.Message):
     __slots__ = ("values", "tensors")
@@ -166,14 +168,16 @@ class TensorSplit(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FollowingRead(_message.Message):
-    __slots__ = ("selections", "begins", "joint_rows")
+    __slots__ = ("selections", "begins", "joint_rows", "announced_rows")
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
     JOINT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_ROWS_FIELD_NUMBER: _ClassVar[int]
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
     begins: _containers.RepeatedCompositeFieldContainer[_consistency_pb2.StepBegin]
     joint_rows: _containers.RepeatedCompositeFieldContainer[JointRows]
-    def __init__(self, selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ..., joint_rows: _Optional[_Iterable[_Union[JointRows, _Mapping]]] = ...) -> None: ...
+    announced_rows: _containers.RepeatedCompositeFieldContainer[JointRows]
+    def __init__(self, selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[_consistency_pb2.StepBegin, _Mapping]]] = ..., joint_rows: _Optional[_Iterable[_Union[JointRows, _Mapping]]] = ..., announced_rows: _Optional[_Iterable[_Union[JointRows, _Mapping]]] = ...) -> None: ...
 
 class UpdateAndReadRequest(_message.Message):
     __slots__ = ("header", "chunks")

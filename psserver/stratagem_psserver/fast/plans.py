@@ -38,7 +38,7 @@ _PERMITTED: Mapping[str, frozenset[str]] = {
         (OptimizerProgram, {"name", "class_name", "groups"}),
         (pb.GradientRef, {"variable", "tensor", "group", "rows"}),
         (TensorSpec, {"dtype", "shape"}),
-        (pb.FollowingRead, {"selections", "begins", "joint_rows"}),
+        (pb.FollowingRead, {"selections", "begins", "joint_rows", "announced_rows"}),
         (pb.Selection, {"variable", "newer_than", "slice", "narrowed_to"}),
         (pb.Slice, {"start", "size"}),
     )
@@ -46,7 +46,7 @@ _PERMITTED: Mapping[str, frozenset[str]] = {
 _IN_HEADER = _PERMITTED[pb.UpdateHeader.DESCRIPTOR.full_name]
 
 # The server reads these again from each update, so all of their fields are honoured.
-_READ_EACH_TIME = frozenset({"key", "groups", "begins", "joint_rows"})
+_READ_EACH_TIME = frozenset({"key", "groups", "begins", "joint_rows", "announced_rows"})
 
 
 def is_step(header: pb.UpdateHeader) -> bool:
@@ -84,6 +84,7 @@ def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
     common.program.optimizer.ClearField("groups")
     common.then.ClearField("begins")
     common.then.ClearField("joint_rows")
+    common.then.ClearField("announced_rows")
     for selection in common.then.selections:
         selection.ClearField("newer_than")
     # The tensor of the stream that each tensor is, or is a piece of.

@@ -60,12 +60,13 @@ class UpdateRpcs:
                 "UpdateAndRead is for updates that are applied at once; send contributions and "
                 "gradients to be kept by Update"
             )
-        state, selections, joint_rows = self._state, header.then.selections, header.then.joint_rows
+        state, then = self._state, header.then
+        selections, joint_rows = then.selections, then.joint_rows
         known = state.plans.recognise(header, chunks.text)
         update = await self._apply_once(header, chunks, known)
         # The call was authenticated with the update; its session may have ended since.
         session = state.ledger.session(session_name(header.key.session_id), state.clock())
-        grants = begun_now(state, session, header.then.begins)
+        grants = begun_now(state, session, then.begins)
 
         def make_header(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
             values.reached = state.changes.reached
@@ -75,7 +76,8 @@ class UpdateRpcs:
             plan = partial(state.read_plans.plan, selections, joint_rows)
         else:
             plan = partial(known.plan.read_plan, state.store, selections, joint_rows)
-        reading = ReadTask(plan, selections, segment, session, type(header).__name__, joint_rows)
+        request, announced = type(header).__name__, then.announced_rows
+        reading = ReadTask(plan, selections, segment, session, request, joint_rows, announced)
         return frames_of(state, reading, make_header)
 
     async def _apply_once(

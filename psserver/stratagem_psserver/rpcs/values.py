@@ -44,7 +44,7 @@ from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import PreparedWrite, prepare, run
 from stratagem_psserver.variables.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.variables.locks import Holding, LockUse
-from stratagem_psserver.variables.reads import ReadPlan
+from stratagem_psserver.variables.reads import ReadPlan, announce
 from stratagem_psserver.variables.snapshots import HeldSnapshot
 from stratagem_psserver.variables.store import VariableStore, joined_with, separate
 
@@ -67,6 +67,7 @@ class ReadTask(NamedTuple):
         session: The session of the client that reads.
         request: The name of the first message of the RPC, to whose figures the values count.
         joint_rows: What to read besides.
+        announced: What is to be read soon.
     """
 
     plan: Callable[[], ReadPlan]
@@ -75,6 +76,7 @@ class ReadTask(NamedTuple):
     session: Session
     request: str
     joint_rows: Sequence[pb.JointRows] = ()
+    announced: Sequence[pb.JointRows] = ()
 
 
 Frames: TypeAlias = bytes | AsyncGenerator[bytes, None]
@@ -90,7 +92,7 @@ def frames_of(state: ServerState, reading: ReadTask, make_header: MakeHeader) ->
     is_placed = segment is not None and plan.layout.room <= segment.nbytes
     is_small = plan.nbytes <= (CHUNK_BYTES if is_placed else _SMALL_BYTES)
     # The event loop runs nothing else meanwhile, so it is enough that the locks are free.
-    if not is_small or not state.locks.are_free(plan.owners):
+    if not is_small or plan.is_on_disk or not state.locks.are_free(plan.owners):
         return _frames(state, reading, make_header)
     with state.budget.reserve(plan.nbytes, "a read", reading.session.label):
         message = make_header(plan.present_header())
@@ -116,6 +118,7 @@ async def _frames(
     locks = state.locked(names, LockUse(reading.session.label, "read"))
     async with locks:
         plan = reading.plan()
+        announce(state.store, reading.announced)
         # Frames are copies of the values, which must not change until all frames are made.
         with state.budget.reserve(plan.nbytes, "a read", reading.session.label):
             segment, message = reading.segment, make_header(plan.present_header())
@@ -138,7 +141,7 @@ def _size(plan: ReadPlan) -> int:
 
 
 def _is_one_run(plan: ReadPlan) -> bool:
-    """Return whether the values are placed in one run, on the event loop."""
+    """Return whether the values are placed in one run."""
     if plan.nbytes <= CHUNK_BYTES:
         return True
     # It takes longer to look rows up than to copy them.
@@ -150,7 +153,9 @@ async def _placed(
 ) -> AsyncGenerator[bytes, None]:
     """Yield frames; while one is sent and read, the bytes of the next are placed."""
     if _is_one_run(plan):
-        yield encode_filled(header, plan.layout, plan.fill, segment)
+        placing = partial(encode_filled, header, plan.layout, plan.fill, segment)
+        # A disk would hold up the event loop.
+        yield await state.compute.run(placing, plan.making) if plan.is_on_disk else placing()
         return
     tensors = await state.compute.run(plan.tensors, plan.making)
     chunks = plan.nbytes // (CHUNK_BYTES * _MOST_RUNS)

@@ -146,6 +146,21 @@ class RowStore:
         for part in self._parts(len(rows)):
             self._visit(rows[part], partial(self._copy_out, column, into[part]), is_counted)
 
+    def announce(self, rows: Integers) -> None:
+        """Have a thread bring rows into memory, unless it is behind with others.
+
+        A quarter of the memory at most is taken, and rows that are not stored are passed over.
+        """
+        self._disk.read_ahead(partial(self._bring, rows))
+
+    def _bring(self, rows: Integers) -> None:
+        most = self._disk.budget // 4 // self.slot_bytes
+        with self._disk.lock:
+            rows = rows[rows < len(self._where)]
+            rows = rows[self._where[rows] <= _ON_DISK][:most]
+        for part in self._parts(len(rows)):
+            self._visit(rows[part], lambda _, slots: None)
+
     def put(self, rows: Integers, values: Mapping[Column, Wholes]) -> None:
         """Write numbers of distinct rows; those never written begin with `Column.begun` otherwise.
 

@@ -250,6 +250,11 @@ class Table:
         """Return the positions of keys, which may repeat."""
         return FoundRows(keys, self._index.find(keys, self._keys))
 
+    def announce(self, keys: torch.Tensor) -> None:
+        """Have rows of a table on a disk in memory by the time that somebody asks for them."""
+        positions = self.find(keys).positions.numpy()
+        self.on_disk.announce(positions[positions >= 0])
+
     def make_room(self, found: FoundRows, memory_limit: VariableMemoryLimit) -> None:
         """Take the memory for storing distinct keys, without changing a row.
 

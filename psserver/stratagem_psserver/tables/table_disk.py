@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -22,6 +23,9 @@ MOST_HEAT = 255
 
 # What is evicted at once is this part of the budget, and has at most so many bytes.
 _SHARE, _MOST_EVICTED = 32, 4 << 20
+
+# What comes later is read when it is asked for.
+_MOST_ANNOUNCED = 4
 
 
 @dataclass
@@ -61,6 +65,8 @@ class TableDisk:
         self.lock = threading.RLock()
         self._stores: WeakSet[RowStore] = WeakSet()
         self._queues = list[ReadQueue]()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="table-ahead")
+        self._announced = threading.Semaphore(_MOST_ANNOUNCED)
         # Not of the allocator: what is taken and freed between a request's tensors parts memory.
         self._scratch = aligned(PAGE)
         self._failure: StratagemError | None = None
@@ -104,6 +110,20 @@ class TableDisk:
             yield queue
         finally:
             self._queues.append(queue)
+
+    def read_ahead(self, reading: Callable[[], None]) -> None:
+        """Have a thread read what will be asked for, unless it is behind."""
+
+        def read() -> None:
+            try:
+                # Whoever asks for the rows hears of it.
+                with suppress(StratagemError):
+                    reading()
+            finally:
+                self._announced.release()
+
+        if self._announced.acquire(blocking=False):
+            self._reader.submit(read)
 
     @property
     def failure(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress, starmap
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from stratagem_proto.division import PartRows
-from stratagem_proto.errors import InvalidArgumentError, RowIndexError
+from stratagem_proto.errors import InvalidArgumentError, RowIndexError, StratagemError
 from stratagem_proto.v1.parameter_server_pb2 import (
     JointRows,
     ReadContents,
@@ -341,6 +342,7 @@ class ReadPlan(NamedTuple):
         making: How many of these bytes no variable's memory contains as they are sent.
         owners: The owners of all variables, whose locks protect them.
         is_whole: Whether only whole variables and slices are sent, and no rows.
+        is_on_disk: Whether rows of tables on a disk are sent.
     """
 
     variables: Sequence[Variable]
@@ -352,6 +354,7 @@ class ReadPlan(NamedTuple):
     making: int
     owners: frozenset[str]
     is_whole: bool
+    is_on_disk: bool = False
 
     @classmethod
     def for_selections(
@@ -407,6 +410,7 @@ class ReadPlan(NamedTuple):
             making=self.making + making,
             owners=self.owners.union([one.owner for each in joint for one in each]),
             is_whole=False,
+            is_on_disk=any([_is_on_disk(one) for each in joint for one in each]),
         )
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
@@ -420,7 +424,8 @@ class ReadPlan(NamedTuple):
         """Return the header of the answer, with the present versions."""
         versions = [variable.version for variable in self.variables]
         versions += [0] * (len(self.wanted) - len(versions))
-        return ReadHeader(versions=versions, contents=self.contents)
+        on_disk = self.is_on_disk
+        return ReadHeader(versions=versions, contents=self.contents, has_rows_on_disk=on_disk)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the values."""
@@ -438,6 +443,23 @@ class ReadPlan(NamedTuple):
             else:
                 for one, tensor in zip(self.selected, into, strict=True):
                     one.fill(tensor)
+
+
+def _is_on_disk(variable: Variable) -> bool:
+    return variable.arena is not None and variable.arena.table.is_on_disk
+
+
+def announce(variables: VariableStore, announced: Sequence[JointRows]) -> None:
+    """Have rows in memory by the time that they are read, if they are on a disk.
+
+    Those that cannot be read are passed over: who reads them hears why.
+    """
+    for each in announced:
+        with suppress(StratagemError):
+            rows = select_rows([*map(variables.get, each.variables)], each)
+            for variable, mine in zip(rows.variables, rows.rows.split([*rows.sizes]), strict=True):
+                if (arena := variable.live_arena) is not None and arena.table.is_on_disk:
+                    arena.table.announce(mine)
 
 
 def _contents(

@@ -19,6 +19,7 @@ from stratagem._ps_client.connection import Connection
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transport import Style
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, RowIndexError
+from stratagem_psserver.tables.table import Table
 from tests.client.clusters import Cluster, running
 from tests.full import a_few
 
@@ -28,11 +29,13 @@ ROWS, DIM = 20_000, 4
 class Training:
     """A table with rows, one with keys, and their optimizer."""
 
-    def __init__(self, strategy: ParameterServerStrategy, **limits: Any) -> None:
+    def __init__(
+        self, strategy: ParameterServerStrategy, columns: int = DIM, **limits: Any
+    ) -> None:
         self.strategy = strategy
         with strategy.scope():
-            self.users = stratagem.nn.Embedding(ROWS, DIM)
-            self.items = stratagem.nn.DynamicEmbedding(DIM, **limits)
+            self.users = stratagem.nn.Embedding(ROWS, columns)
+            self.items = stratagem.nn.DynamicEmbedding(columns, **limits)
         parameters = [*self.users.parameters(), *self.items.parameters()]
         self.optimizer = DistributedOptimizer(torch.optim.Adagrad(parameters, lr=0.3))
         self.more = DistributedOptimizer(torch.optim.SGD(self.users.parameters(), lr=0.1))
@@ -133,6 +136,36 @@ def test_values_come_with_the_push_of_the_step_before(
         assert len(losses) == 11
         # Behind the last one, nothing is looked up.
         assert methods == ["UpdateAndRead"] * 20
+
+
+def test_a_table_on_a_disk_hears_of_rows_two_steps_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, announce = list[int](), Table.announce
+
+    def noted(table: Table, keys: torch.Tensor) -> None:
+        told.append(len(keys))
+        announce(table, keys)
+
+    monkeypatch.setattr(Table, "announce", noted)
+
+    def train(ahead: bool, **settings: Any) -> tuple[list[float], torch.Tensor]:
+        with running(2, **settings) as cluster, cluster.strategy() as strategy:
+            torch.manual_seed(0)
+            training, data = Training(strategy, 64), some_batches(30, 5000, 500)
+            losses = [training.train(ids) for ids in (training.ahead(data) if ahead else data)]
+            return losses, training.rows(torch.arange(5000))
+
+    losses, rows = train(False)
+    assert not told
+    for ahead in (True, False):
+        found, values = train(ahead, table_bytes=1 << 20, table_folder=str(tmp_path))
+        assert found == losses
+        assert torch.equal(values, rows)
+        # Of two tables in two parts; the first answer says that they are on a disk.
+        assert len(told) == 4 * 27
+    assert train(True)[0] == losses
+    assert len(told) == 4 * 27
 
 
 def in_two_steps(training: Training, ids: torch.Tensor, _: int) -> float:

@@ -17,6 +17,7 @@ from stratagem_psserver.tables import direct_file
 from stratagem_psserver.tables.row_log import Column
 from stratagem_psserver.tables.row_store import RowStore
 from stratagem_psserver.tables.table_disk import TableDisk
+from tests.waiting import eventually
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint32]
@@ -128,7 +129,9 @@ def use(truth: Truth, thread: int, steps: int, drawn: np.random.Generator) -> No
         rows = rows[rows < most]
         columns = list(truth.columns)
         some = [each for each in columns if drawn.random() < 0.6]
-        match int(drawn.integers(5)):
+        match int(drawn.integers(6)):
+            case 5:
+                truth.store.announce(drawn.integers(0, 2 * most, count))
             case 0 | 1:
                 truth.put(np.unique(rows), columns, drawn)
             case 2:
@@ -244,6 +247,26 @@ def test_what_is_used_often_stays_in_memory(truth: Truth, disk: TableDisk) -> No
     truth.check(np.arange(ROWS), column, True)
     truth.check(hot, column, False)
     assert disk.counts.missed == missed
+
+
+def test_rows_that_were_announced_are_in_memory_when_they_are_asked_for(
+    truth: Truth, disk: TableDisk
+) -> None:
+    some = np.flatnonzero(truth.store._where <= -2)[:100]
+    truth.store.announce(np.append(some, [ROWS, 5 * ROWS]))
+    eventually(lambda: bool((truth.store._where[some] >= 0).all()))
+    truth.check(some, next(iter(truth.columns)), False)
+    assert disk.counts.missed == 0
+
+
+def test_many_announced_rows_leave_most_of_those_in_memory(truth: Truth, disk: TableDisk) -> None:
+    hot, of = np.flatnonzero(truth.store._where >= 0), next(iter(truth.columns))
+    for _ in range(5):
+        truth.check(hot, of, False)
+    truth.store.announce(np.arange(ROWS))
+    disk._reader.submit(int).result()
+    truth.check(hot, of, False)
+    assert disk.counts.missed < len(hot) / 2
 
 
 def cold_row(store: RowStore) -> int:

@@ -102,14 +102,16 @@ class RowsBehind(NamedTuple):
 
     Attributes:
         readings: What to read, by server; each of them gets gradients.
-        arrived: To be called once all has come.
+        announced: What will be read behind the next step.
+        arrived: To be called once all has come, with whether rows of it are on a disk.
     """
 
     readings: Mapping[int, Sequence[RowsReading]]
-    arrived: Callable[[], None]
+    announced: Mapping[int, Sequence[RowsReading]]
+    arrived: Callable[[bool], None]
 
 
-NO_ROWS_BEHIND = RowsBehind({}, lambda: None)
+NO_ROWS_BEHIND = RowsBehind({}, {}, lambda _: None)
 
 
 @dataclass(frozen=True)

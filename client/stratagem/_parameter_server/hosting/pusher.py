@@ -174,8 +174,9 @@ class Pusher:
             values.keep(asked, answers)
 
         if mode is PushMode.FUSED:
-            arrived(servers.call_all(self._requests(push, asked.following, begins), Order.STEP))
-            push.rows.arrived()
+            answers = servers.call_all(self._requests(push, asked.following, begins), Order.STEP)
+            arrived(answers)
+            push.rows.arrived(_has_rows_on_disk(answers))
         else:
             requests = self._requests(push, asked.following, begins, self._copies)
             nbytes = sum(request.request_nbytes for request in requests.values())
@@ -233,7 +234,7 @@ class Pusher:
             each = zip(some, then[server].readings, answers[server].versions, strict=True)
             for variable, reading, version in each:
                 variable.replaced(version, reading.narrowed_to is not None)
-        push.rows.arrived()
+        push.rows.arrived(_has_rows_on_disk(answers))
 
     def _reads_of(
         self, optimizer: str, server: int, copies: Sequence[RemoteVariable]
@@ -281,8 +282,8 @@ class Pusher:
             follows = then.get(server, NOTHING_FOLLOWS)
             asked = begins if server == first else ()
             own = None if copies is None else copies.copied(server, update)
-            rows = push.rows.readings.get(server, ())
-            request = and_read(update, follows, asked, own, rows)
+            rows = [each.get(server, ()) for each in (push.rows.readings, push.rows.announced)]
+            request = and_read(update, follows, asked, own, *rows)
             requests[server] = request if arrived is None else request.then(arrived)
         return requests
 
@@ -290,6 +291,10 @@ class Pusher:
         first = answers.get(self._servers.used[0])
         if first is not None and first.grants:
             self._step_tracker.granted(begins, first.grants)
+
+
+def _has_rows_on_disk(answers: Answers) -> bool:
+    return any([answer.has_rows_on_disk for answer in answers.values()])
 
 
 Outcome = TypeVar("Outcome")

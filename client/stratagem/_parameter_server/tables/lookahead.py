@@ -1,7 +1,8 @@
 """Rows that the next batch looks up, which come with the answer to the push of the present step.
 
 The server reads them behind the step, in the same request, so a lone worker sees the bytes that it
-would see without. Where steps are bounded or synchronous, what others do counts as well; there the
+would see without. Where tables are on a disk, it is told of those of the batch after that, which it
+brings into memory while the worker computes. Where steps are bounded or synchronous, what others do counts as well; there the
 rows are pulled together once their run begins. So they are if another step, or anything else, has
 changed tables since they came.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -55,6 +56,15 @@ class RowsAhead:
     found: Sequence[JointLookup] = ()
     found_in: object = None
 
+    @cached_property
+    def joint(self) -> Sequence[JointLookup]:
+        """The lookups together; to read them, call `behind_step` of each.
+
+        Raises:
+            RowIndexError: A table has no such row.
+        """
+        return [*_joint(self.wanted)]
+
 
 class TableLookahead:
     """Has pushes bring the rows that the next runs look up.
@@ -69,12 +79,22 @@ class TableLookahead:
 
     def __init__(self, store: RemoteStore, replicas: int) -> None:
         self._store, self._replicas = store, replicas
+        # What the next push is to bring, and what it is to announce.
         self._expected: WeakSet[RowsAhead] = WeakSet()
+        self._announced: WeakSet[RowsAhead] = WeakSet()
+        self._are_on_disk = False
         self._presented: WeakKeyDictionary[object, RowsAhead] = WeakKeyDictionary()
         self._pushes = self._unused = 0
 
     @property
-    def may_ask_ahead(self) -> bool:
+    def batches_ahead(self) -> int:
+        """The rows of how many batches behind the present one are to be expected."""
+        if not self._may_ask_ahead:
+            return 0
+        return 2 if self._are_on_disk else 1
+
+    @property
+    def _may_ask_ahead(self) -> bool:
         """Whether the next step may have rows as of the end of the one before.
 
         It may if steps wait for nobody, and the answer to a push comes before the next step begins.
@@ -83,8 +103,8 @@ class TableLookahead:
         is_awaited = store.pull_mode is not PullMode.IN_FLIGHT
         return is_awaited and store.step_tracker.is_free() and not store.servers.snapshot
 
-    def expect(self, wanted: Sequence[Wanted]) -> RowsAhead:
-        """Note what a batch looks up, before a run does.
+    def rows_of(self, wanted: Sequence[Wanted]) -> RowsAhead:
+        """Return what a batch looks up.
 
         Raises:
             InvalidArgumentError: A table belongs to another strategy.
@@ -96,10 +116,17 @@ class TableLookahead:
                     "for its rows; give it to that one's",
                     variable=table.name,
                 )
-        ahead = RowsAhead(wanted)
-        if wanted:
-            self._expected.add(ahead)
-        return ahead
+        return RowsAhead(wanted)
+
+    def expect(self, ahead: RowsAhead, place: int) -> None:
+        """Have rows come with the next push, or be announced by it.
+
+        Args:
+            ahead: What a batch looks up, before a run does.
+            place: How many batches it is behind the present one.
+        """
+        if ahead.wanted:
+            (self._expected if place == 1 else self._announced).add(ahead)
 
     def present(self, owner: object, ahead: RowsAhead | None) -> None:
         """Have the next run start with rows, and with no others of their owner."""
@@ -132,28 +159,36 @@ class TableLookahead:
         if not any(isinstance(each, TableVariable) for each in stepped):
             return NO_ROWS_BEHIND
         self._pushes += 1
-        if not self.may_ask_ahead:
+        if not self._may_ask_ahead:
             return NO_ROWS_BEHIND
         readings: dict[int, list[RowsReading]] = defaultdict(list)
+        announced: dict[int, list[RowsReading]] = defaultdict(list)
         arriving: list[Callable[[], object]] = []
         for ahead in [*self._expected]:
             with suppress(StratagemError):
-                joints = [*_joint(ahead.wanted)]
-                asked = [joint.behind_step() for joint in joints]
+                asked = [joint.behind_step() for joint in ahead.joint]
                 if not all(each.keys() <= servers for each, _ in asked):
                     continue
                 for server, each in chain.from_iterable(some.items() for some, _ in asked):
                     readings[server] += each
-                arriving += [*[came for _, came in asked], partial(self._found, ahead, joints)]
+                arriving += [*[came for _, came in asked], partial(self._found, ahead)]
+        for ahead in [*self._announced]:
+            with suppress(StratagemError):
+                for some, _ in [joint.behind_step() for joint in ahead.joint]:
+                    for server, each in some.items():
+                        announced[server] += each
+        self._announced.clear()
 
-        def arrived() -> None:
+        def arrived(are_on_disk: bool) -> None:
+            if arriving:
+                self._are_on_disk = are_on_disk
             for each in arriving:
                 each()
 
-        return RowsBehind(readings, arrived)
+        return RowsBehind(readings, announced, arrived)
 
-    def _found(self, ahead: RowsAhead, joints: Sequence[JointLookup]) -> None:
-        ahead.found, ahead.found_in = joints, self._state()
+    def _found(self, ahead: RowsAhead) -> None:
+        ahead.found, ahead.found_in = ahead.joint, self._state()
 
     def hand_over(self) -> None:
         """Give tables the rows of the batches that were given out last; when a run begins.
@@ -166,7 +201,7 @@ class TableLookahead:
         self._presented.clear()
         for ahead in presented:
             self._unused = 0
-            is_current = self.may_ask_ahead and ahead.found_in == self._state()
+            is_current = self._may_ask_ahead and ahead.found_in == self._state()
             if is_current:
                 lookups = [one for joint in ahead.found for one in joint.kept()]
             else:
@@ -208,9 +243,9 @@ class RowFetcher:
         self._local_results = local_results
 
     @property
-    def may_ask_ahead(self) -> bool:
-        """Whether the rows of a batch may come before its run begins."""
-        return self._lookahead.may_ask_ahead
+    def batches_ahead(self) -> int:
+        """The rows of how many batches behind the present one are to be asked for."""
+        return self._lookahead.batches_ahead
 
     def parts_of(self, batch: Any) -> Sequence[Any]:
         """Return the part of a batch that each replica gets; the batch, if all get all of it."""
@@ -219,7 +254,7 @@ class RowFetcher:
         return self._local_results(batch)
 
     def ask(self, parts: Sequence[Any]) -> RowsAhead:
-        """Note the rows of a batch, of which the parts of the replicas are given.
+        """Return the rows of a batch, of which the parts of the replicas are given.
 
         Raises:
             InvalidTypeError: The user's function does not return pairs of an embedding, or its
@@ -233,7 +268,11 @@ class RowFetcher:
                 if table is not None:
                     require_integers(ids, table.name)
                     wanted.append(Wanted(table, table.value(), ids.detach()))
-        return self._lookahead.expect(wanted)
+        return self._lookahead.rows_of(wanted)
+
+    def expect(self, needs: RowsAhead, place: int) -> None:
+        """Have rows come before their run begins."""
+        self._lookahead.expect(needs, place)
 
     def present(self, owner: object, needs: RowsAhead | None) -> None:
         """Have the next run start with the rows of a batch."""

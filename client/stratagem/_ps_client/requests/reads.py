@@ -389,10 +389,17 @@ def _require_narrowed(reading: AnyReading, sent: TensorSpec, encoding: Encoding)
 
 @dataclass(frozen=True)
 class Answer:
-    """The versions of the variables that were read, and permits unless a step has to wait."""
+    """What came behind an update.
+
+    Attributes:
+        versions: Those of the variables that were read.
+        grants: Permits, unless a step has to wait.
+        has_rows_on_disk: Whether the server likes to hear of rows before they are read.
+    """
 
     versions: Sequence[int]
     grants: Sequence[StepGrant]
+    has_rows_on_disk: bool
 
 
 def and_read(
@@ -401,14 +408,17 @@ def and_read(
     begins: Sequence[StepBegin],
     tensors: Sequence[torch.Tensor] | None = None,
     rows: Sequence[RowsReading] = (),
+    announced: Sequence[RowsReading] = (),
 ) -> Request[Answer]:
     """Return the request that runs an update program, then fills the readings' tensors.
 
     The request that only runs the program is not to be used any more. Given tensors take the place
-    of its own. Permits for steps are asked for if that needs no waiting. Rows are read besides.
+    of its own. Permits for steps are asked for if that needs no waiting. Rows are read besides,
+    and the server is told of those that are announced.
     """
     message = cast("UpdateHeader", update.message)
     message.then.begins.extend(begins)
+    message.then.announced_rows.extend([each.encoded() for each in announced])
     readings: Sequence[AnyReading] = then.readings
     layout = then.layout
     if rows:
@@ -432,4 +442,5 @@ def _answer(
     readings: Sequence[AnyReading], variables: int, layout: SegmentLayout, responses: Responses
 ) -> Answer:
     header, versions = fill(readings, layout, responses, UpdateAndReadHeader)
-    return Answer(versions[:variables], list(header.grants))
+    on_disk = header.values.has_rows_on_disk
+    return Answer(versions[:variables], list(header.grants), on_disk)
