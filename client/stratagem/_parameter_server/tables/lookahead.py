@@ -2,9 +2,11 @@
 
 The server reads them behind the step, in the same request, so a lone worker sees the bytes that it
 would see without. Where tables are on a disk, it is told of those of the batch after that, which it
-brings into memory while the worker computes. Where steps are bounded or synchronous, what others do counts as well; there the
-rows are pulled together once their run begins. So they are if another step, or anything else, has
-changed tables since they came.
+brings into memory while the worker computes.
+
+Where steps are bounded or synchronous, what others do counts as well; there the rows are pulled
+together once their run begins. So they are if another step, or anything else, has changed tables
+since they came.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -35,6 +37,8 @@ from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._ps_client.requests.reads import RowsReading
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError, StratagemError
+
+_Readings: TypeAlias = defaultdict[int, list[RowsReading]]
 
 _LOG = logging.getLogger("stratagem")
 
@@ -161,23 +165,7 @@ class TableLookahead:
         self._pushes += 1
         if not self._may_ask_ahead:
             return NO_ROWS_BEHIND
-        readings: dict[int, list[RowsReading]] = defaultdict(list)
-        announced: dict[int, list[RowsReading]] = defaultdict(list)
-        arriving: list[Callable[[], object]] = []
-        for ahead in [*self._expected]:
-            with suppress(StratagemError):
-                asked = [joint.behind_step() for joint in ahead.joint]
-                if not all(each.keys() <= servers for each, _ in asked):
-                    continue
-                for server, each in chain.from_iterable(some.items() for some, _ in asked):
-                    readings[server] += each
-                arriving += [*[came for _, came in asked], partial(self._found, ahead)]
-        for ahead in [*self._announced]:
-            with suppress(StratagemError):
-                for some, _ in [joint.behind_step() for joint in ahead.joint]:
-                    for server, each in some.items():
-                        announced[server] += each
-        self._announced.clear()
+        (readings, arriving), announced = self._reads(servers), self._announcements()
 
         def arrived(are_on_disk: bool) -> None:
             if arriving:
@@ -186,6 +174,28 @@ class TableLookahead:
                 each()
 
         return RowsBehind(readings, announced, arrived)
+
+    def _reads(self, servers: AbstractSet[int]) -> tuple[_Readings, Sequence[Callable[[], object]]]:
+        readings, arriving = _Readings(list), list[Callable[[], object]]()
+        for ahead in [*self._expected]:
+            with suppress(StratagemError):
+                asked = [joint.behind_step() for joint in ahead.joint]
+                if not all(each.keys() <= servers for each, _ in asked):
+                    continue
+                for server, each in chain.from_iterable(some.items() for some, _ in asked):
+                    readings[server] += each
+                arriving += [*[came for _, came in asked], partial(self._found, ahead)]
+        return readings, arriving
+
+    def _announcements(self) -> _Readings:
+        announced = _Readings(list)
+        for ahead in [*self._announced]:
+            with suppress(StratagemError):
+                for some, _ in [joint.behind_step() for joint in ahead.joint]:
+                    for server, each in some.items():
+                        announced[server] += each
+        self._announced.clear()
+        return announced
 
     def _found(self, ahead: RowsAhead) -> None:
         ahead.found, ahead.found_in = ahead.joint, self._state()
