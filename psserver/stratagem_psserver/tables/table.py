@@ -110,8 +110,7 @@ class Table:
 
     def most_rows(self, more_bytes: int = 0) -> int:
         """Return the most rows that the limits allow, if each has so many more bytes of state."""
-        most = self._retention.most_rows(self._row_bytes + more_bytes)
-        return most if self.is_dynamic else min(most, self._vocabulary)
+        return self._retention.most_rows(self._row_bytes + more_bytes)
 
     @property
     def _mark_bytes(self) -> int:
@@ -290,7 +289,9 @@ class Table:
         return min(moved, self._rows)
 
     def _grow(self, needed: int, memory_limit: VariableMemoryLimit) -> None:
-        wanted = min(max(needed, 2 * self.capacity), self.most_rows())
+        wanted = max(needed, min(2 * self.capacity, self.most_rows()))
+        if not self.is_dynamic:
+            wanted = max(needed, min(wanted, self._vocabulary))
         is_array = self._fits_array(wanted)
         try:
             memory_limit.take(self.name, self._growth(wanted, is_array))

@@ -238,7 +238,7 @@ def test_there_is_an_error_and_no_variable_if_the_machine_lacks_memory() -> None
     store, _ = hosting()
     specs = [table_spec("a", (10, 2), ZEROS), larger_than_any_machine]
     values = [torch.empty(0, 2), torch.empty(0, 1 << 50)]
-    with pytest.raises(ResourceExhaustedError, match="'b' needs memory for 10 rows"):
+    with pytest.raises(ResourceExhaustedError, match="'b' needs memory for 64 rows"):
         store.create(specs, values)
     assert store.listing() == []
 
