@@ -82,6 +82,16 @@ class Compressor:
         """Keep what the last gradient of a variable lost."""
         self._residuals[variable] = residual
 
+    def kept(self, variable: str, like: torch.Tensor) -> torch.Tensor | None:
+        """Return what is kept for a variable; None if the compression keeps nothing."""
+        if self.compression is None or not self.compression.error_feedback:
+            return None
+        return self._residuals.get(variable, like).cpu()
+
+    def drop(self) -> None:
+        """Keep nothing of the gradients until now."""
+        self._residuals.clear()
+
 
 def compressor_for(given: Compression | str | None) -> Compressor:
     """Return a compressor of the compression that a user means, by its name or as it is."""

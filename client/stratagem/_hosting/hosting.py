@@ -393,24 +393,28 @@ class Hosting(ABC):
         """What is told of local steps."""
         return LocalStepsTold()
 
-    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
+    def kept_state(
+        self, optimizer: str, shapes: Mapping[nn.Parameter, Slots], compressor: Compressor
+    ) -> Sequence[Slots]:
         """Return the state of this worker's own optimizer that `keep_state` has kept last.
 
         Args:
             optimizer: The outer optimizer.
             shapes: By what is hosted in place of lent parameters, what there will be in a state.
                 The chief's call makes room for it on servers.
+            compressor: Goes on with the residuals that were kept.
         """
         return [{} for _ in shapes]
 
     def keep_state(  # noqa: B027 - for who lends
-        self, optimizer: str, states: Mapping[nn.Parameter, Slots]
+        self, optimizer: str, states: Mapping[nn.Parameter, Slots], compressor: Compressor
     ) -> None:
         """Keep the state of this worker's own optimizer for checkpoints.
 
         Args:
             optimizer: The outer optimizer.
             states: Tensors on the CPU, by what is hosted in place of lent parameters.
+            compressor: Of what it shares, whose residuals are kept, too.
         """
 
     def require_steppable(self, variable: Variable, rule: VariableRule, optimizer: str) -> None:

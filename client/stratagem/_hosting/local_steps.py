@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from stratagem._core.protocols import Seen
+from stratagem._gradients import Compressor
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Hosting, hosting_of
 from stratagem._hosting.inner_state import on_cpu, shapes_of_state
@@ -120,19 +121,29 @@ class _Fragment:
         if not self._shares % every:
             pairs = zip(self._own, self._shared, strict=True)
             of_shared = {shared: states.get(own, {}) for own, shared in pairs}
-            self._hosting.keep_state(self.optimizer.name, of_shared)
+            self._hosting.keep_state(self.optimizer.name, of_shared, self._residuals(every))
 
-    def kept(self, shapes: Mapping[Parameter, _State]) -> dict[Parameter, _State]:
+    def kept(self, shapes: Mapping[Parameter, _State], every: int) -> dict[Parameter, _State]:
         """Return the state that was kept last, by the worker's own parameters.
 
         Args:
             shapes: Likewise what there will be in a state.
+            every: As of `keep`.
         """
         self._shares = 0
         pairs = zip(self._own, self._shared, strict=True)
         of_shared = {shared: shapes.get(own, {}) for own, shared in pairs}
-        states = self._hosting.kept_state(self.optimizer.name, of_shared)
+        residuals = self._residuals(every)
+        states = self._hosting.kept_state(self.optimizer.name, of_shared, residuals)
         return dict(zip(self._own, states, strict=True))
+
+    def _residuals(self, every: int) -> Compressor:
+        """Return what has the residuals that are kept; later shares have sent those of some ago."""
+        return self.optimizer._compressor if every == 1 else Compressor(None)
+
+    def forget_residual(self) -> None:
+        """Leave out what compression has lost until now: it is not of what counts."""
+        self.optimizer._compressor.drop()
 
     def is_behind(self) -> bool:
         """Whether this process has replaced the servers' values, as by a checkpoint."""
@@ -262,7 +273,8 @@ class LocalSteps(OwnSteps):
         consistency: What holds the workers together in outer steps, if not the strategy's own.
         keep_state: Every how many shares the state of the wrapped optimizer goes along, for
             checkpoints and for who is started again. It is as large as what the optimizer has, of
-            each worker: for AdamW twice the parameters. None keeps nothing.
+            each worker: for AdamW twice the parameters; with 1 and error feedback, once more. None
+            keeps nothing.
         clip_norm: Bound of the norm of differences; as for `DistributedOptimizer`.
         on_nonfinite: What NaN or an infinity in a difference leads to; likewise.
 
@@ -380,6 +392,8 @@ class LocalSteps(OwnSteps):
                 with self._told.sharing() as is_again:
                     for fragment in fragments:
                         fragment.share()
+                        if is_again:
+                            fragment.forget_residual()
                     # Who ends in between takes the steps again, with the state before them.
                     self._keep_state(fragments)
                     if is_again:
@@ -401,7 +415,7 @@ class LocalSteps(OwnSteps):
             return
         states = dict[Parameter, _State]()
         for fragment in self._fragments:
-            states |= fragment.kept(self._shapes)
+            states |= fragment.kept(self._shapes, self._keeps_every)
         if or_none or any(states.values()):
             numbered = {
                 place: dict(states[one])
@@ -438,6 +452,8 @@ class LocalSteps(OwnSteps):
         """Adopt what the program has restored."""
         if any([fragment.is_behind() for fragment in self._fragments]):
             self.adopt()
+            for fragment in self._fragments:
+                fragment.forget_residual()
             self._take_kept_state(or_none=True)
 
     @property

@@ -15,7 +15,7 @@ from stratagem._checkpoints.restoring import RestoreStatus, UnusedOfSeveral
 from stratagem._core.names import Origin
 from stratagem._core.protocols import LocalStepsTold, Seen
 from stratagem._core.variables import LocalVariable, Variable
-from stratagem._gradients import OptimizerStep
+from stratagem._gradients import Compressor, OptimizerStep
 from stratagem._hosting.adoption import Adoption
 from stratagem._hosting.hosted_parameter import hosted_parameter
 from stratagem._hosting.hosting import Slots
@@ -24,7 +24,11 @@ from stratagem._local.one_copy import CentralStorageExtended, HomeHosting
 from stratagem._local.optimizers import LocalOptimizers
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.forgetting import chosen, drop
-from stratagem._parameter_server.inner_states import keys_of_worker, own_state
+from stratagem._parameter_server.inner_states import (
+    keys_of_worker,
+    own_state,
+    without_residuals,
+)
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.recording import of_keys
 from stratagem._parameter_server.tables.tables import take_rows
@@ -209,14 +213,19 @@ class AloneHosting(HomeHosting):
         """What is told of local steps."""
         return self.folders
 
-    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
+    def kept_state(
+        self, optimizer: str, shapes: Mapping[nn.Parameter, Slots], compressor: Compressor
+    ) -> Sequence[Slots]:
         return [own_state(one, 0) for one in self.slots(optimizer, _variables_of(shapes))]
 
-    def keep_state(self, optimizer: str, states: Mapping[nn.Parameter, Slots]) -> None:
+    def keep_state(
+        self, optimizer: str, states: Mapping[nn.Parameter, Slots], compressor: Compressor
+    ) -> None:
         variables = _variables_of(states)
         present = self.slots(optimizer, variables)
         for variable, slots, state in zip(variables, present, states.values(), strict=True):
-            self.set_slots(optimizer, {variable: {**slots, **keys_of_worker(state, 0)}})
+            own = keys_of_worker(state, 0)
+            self.set_slots(optimizer, {variable: {**without_residuals(slots), **own}})
 
     def bring(self, shared: Sequence[nn.Parameter], seen: Seen | None = None) -> None:
         self._brought |= {id(one): one._version for one in shared}

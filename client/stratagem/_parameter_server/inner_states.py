@@ -1,7 +1,8 @@
 """The state of optimizers that workers step by themselves, which is kept with the variables.
 
 It is slot variables beside those of the outer optimizer: of worker 1, "weight/SGD/exp_avg+1". So it
-is in checkpoints, and moves and is replicated and divided as the variable is.
+is in checkpoints, and moves and is replicated and divided as the variable is. So is what a
+compression has lost of the last share, which is to come with the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from stratagem._cluster.tasks import Membership
 from stratagem._core.variables import Variable
+from stratagem._gradients import Compressor
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import (
     RemoteVariable,
@@ -33,6 +35,8 @@ from stratagem_proto.wire.tensors import allocate, spec_of
 
 # Whether the rest is a state, 1 or 0: slot variables are made before there is any.
 _IS_KEPT = "is_kept"
+
+_RESIDUAL = "compression_residual"
 
 _PAUSE_SECONDS = 0.05
 
@@ -55,7 +59,13 @@ def own_state(slots: Slots, worker: int) -> dict[str, torch.Tensor]:
     end = f"+{worker}"
     own = {key.removesuffix(end): value for key, value in slots.items() if key.endswith(end)}
     is_kept = own.pop(_IS_KEPT, None)
+    own.pop(_RESIDUAL, None)
     return {} if is_kept is not None and not is_kept else own
+
+
+def without_residuals(slots: Slots) -> dict[str, torch.Tensor]:
+    """Return slot variables without what compression has lost in a cluster."""
+    return {key: value for key, value in slots.items() if not key.startswith(f"{_RESIDUAL}+")}
 
 
 class InnerStates:
@@ -73,14 +83,18 @@ class InnerStates:
     def _worker(self) -> int:
         return self._store.step_tracker.worker or 0
 
-    def read(self, optimizer: str, shapes: Mapping[Variable, Slots]) -> list[Slots]:
+    def read(
+        self, optimizer: str, shapes: Mapping[Variable, Slots], compressor: Compressor
+    ) -> list[Slots]:
         """Return this worker's state for each variable; {} where there is none.
 
         Args:
             optimizer: The outer optimizer.
             shapes: By variable, what there is in a state, whose values do not matter.
+            compressor: Goes on with the residuals that are there.
         """
-        parts = _of_parts(shapes)
+        compressor.drop()
+        parts = _of_parts(shapes, compressor)
         self._list(parts)
         if self._membership.creates:
             for worker in range(self._store.step_tracker.num_workers):
@@ -95,17 +109,23 @@ class InnerStates:
                     readings[part.place.server].append(Reading(name, value))
         self._store.reads.after(self._store.step_tracker.after(optimizer), readings)
         by_part = {part: own_state(found[part.name], self._worker) for part in parts}
+        for part in parts:
+            residual = found[part.name].get(f"{_RESIDUAL}+{self._worker}")
+            if residual is not None:
+                compressor.keep(part.name, residual)
         return [joined_slots(variable, by_part) for variable in shapes]
 
-    def write(self, optimizer: str, states: Mapping[Variable, Slots]) -> None:
-        """Replace the state for each variable.
+    def write(
+        self, optimizer: str, states: Mapping[Variable, Slots], compressor: Compressor
+    ) -> None:
+        """Replace the state for each variable, and the residuals.
 
         What a server applies of it is one request, the same when a counted step is repeated.
 
         Raises:
             FailedPreconditionError: There is more in a state than was known when it was prepared.
         """
-        named = _named(optimizer, _of_parts(states), self._worker)
+        named = _named(optimizer, _of_parts(states, compressor), self._worker)
         self._await_made(named)
         for server, group in by_server(named).items():
             writings = [
@@ -165,14 +185,18 @@ class InnerStates:
         self._existing |= {one.name for one in specs if one.slot_of in names}
 
 
-def _of_parts(states: Mapping[Variable, Slots]) -> dict[RemoteVariable, Slots]:
+def _of_parts(
+    states: Mapping[Variable, Slots], compressor: Compressor
+) -> dict[RemoteVariable, Slots]:
     """Return the state for each part of variables, with whether it is one."""
     parts: dict[RemoteVariable, Slots] = {}
     for variable, state in states.items():
         _require_divisible(variable, state)
         divided = divided_slots(variable, state)
         for part, slots in zip(parts_of(variable), divided, strict=bool(state)):
-            parts[part] = {**slots, _IS_KEPT: torch.ones(())} if slots else {}
+            lost = compressor.kept(part.name, torch.zeros(part.shape, dtype=part.dtype))
+            kept = slots if lost is None else {**slots, _RESIDUAL: lost}
+            parts[part] = {**kept, _IS_KEPT: torch.ones(())} if kept else {}
     return parts
 
 

@@ -440,11 +440,15 @@ class RemoteHosting(Hosting):
         """What is told of local steps."""
         return self.checkpoints.counter
 
-    def kept_state(self, optimizer: str, shapes: Mapping[nn.Parameter, Slots]) -> Sequence[Slots]:
-        return self._inner_states.read(optimizer, _by_variable(shapes))
+    def kept_state(
+        self, optimizer: str, shapes: Mapping[nn.Parameter, Slots], compressor: Compressor
+    ) -> Sequence[Slots]:
+        return self._inner_states.read(optimizer, _by_variable(shapes), compressor)
 
-    def keep_state(self, optimizer: str, states: Mapping[nn.Parameter, Slots]) -> None:
-        self._inner_states.write(optimizer, _by_variable(states))
+    def keep_state(
+        self, optimizer: str, states: Mapping[nn.Parameter, Slots], compressor: Compressor
+    ) -> None:
+        self._inner_states.write(optimizer, _by_variable(states), compressor)
 
     def _lent(self, hosted: HostedParameter) -> nn.Parameter:
         self.parameters.remove(hosted)

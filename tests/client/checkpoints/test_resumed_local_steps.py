@@ -37,12 +37,14 @@ class Program:
         inner: Make = ADAM,
         keep_state: int | None = 1,
         worker: int = 0,
+        compression: str | None = None,
     ) -> None:
         self.strategy, self.worker, self.taken = strategy, worker, list[int]()
         with strategy.scope():
             self.model = nn.ParameterList([torch.zeros(4, 2) for _ in range(2)])
         self.inner = inner(list(self.model))
-        self.optimizer = LocalSteps(self.inner, OUTER, every=EVERY, keep_state=keep_state)
+        settings: dict[str, Any] = {"keep_state": keep_state, "compression": compression}
+        self.optimizer = LocalSteps(self.inner, OUTER, every=EVERY, **settings)
 
     def step(self, number: int) -> None:
         self.taken.append(number)
@@ -70,18 +72,23 @@ class Program:
 
 
 def trained(
-    cluster: Cluster, folder: Path, stop: int = STOP, death: int = -1, **settings: Any
+    cluster: Cluster,
+    folder: Path,
+    stop: int = STOP,
+    death: int = -1,
+    compression: str | None = None,
+    **settings: Any,
 ) -> Values:
     with cluster.strategy(**settings) as strategy:
-        program = Program(strategy)
+        program = Program(strategy, compression=compression)
         strategy.resume(folder)
         program.train(stop, death)
         return program.values()
 
 
-def uninterrupted(stop: int = STOP) -> Values:
-    with running(2) as cluster, cluster.strategy() as strategy:
-        program = Program(strategy)
+def uninterrupted(stop: int = STOP, compression: str | None = None, **settings: Any) -> Values:
+    with running(2) as cluster, cluster.strategy(**settings) as strategy:
+        program = Program(strategy, compression=compression)
         program.train(stop)
         return program.values()
 
@@ -101,6 +108,22 @@ def test_a_worker_that_is_started_again_takes_the_steps_since_its_last_share_aga
                 trained(cluster, tmp_path, death=death, consistency=consistency)
         found = trained(cluster, tmp_path, consistency=consistency)
     assert_equal(found, uninterrupted())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@a_few("consistency", ["async", "sync"], "what a step tells is asked before the mode")
+def test_what_compression_has_lost_is_there_again_whatever_step_a_process_ended_behind(
+    tmp_path: Path, consistency: str, parts: int
+) -> None:
+    settings: dict[str, Any] = {"consistency": consistency, "compression": "int4"}
+    if parts > 1:
+        settings["variable_partitioner"] = FixedShardsPartitioner(parts)
+    with running(2) as cluster:
+        for death in (1, 2, 4, 5, 5, 6, 10):
+            with pytest.raises(Death):
+                trained(cluster, tmp_path, death=death, **settings)
+        found = trained(cluster, tmp_path, **settings)
+    assert_equal(found, uninterrupted(**settings))
 
 
 def test_steps_are_taken_again_from_the_last_share_that_servers_know_of(tmp_path: Path) -> None:

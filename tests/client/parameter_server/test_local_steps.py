@@ -197,6 +197,39 @@ def test_what_compression_loses_of_a_difference_comes_with_the_next_one(
             np.testing.assert_allclose(found[worker][number], starts[worker], atol=1e-5)
 
 
+@pytest.mark.parametrize(("compression", "levels"), [("int8", 127), ("int4", 7)])
+@pytest.mark.parametrize("goes_on_with", ["servers", "checkpoint"])
+def test_what_compression_loses_comes_with_the_next_share_also_over_a_restart(
+    tmp_path: Path, goes_on_with: str, compression: str, levels: int
+) -> None:
+    reference, lost = Reference(), np.zeros((2, SIZE), np.float32)
+    settings = {"outer": NESTEROV, "every": EVERY, "compression": compression, "keep_state": 1}
+
+    def round_of(cluster: Cluster, number: int) -> NDArray[np.float32]:
+        with cluster.strategy() as strategy:
+            worker = Worker(strategy, 0, **settings)
+            if number and goes_on_with == "checkpoint":
+                strategy.restore(tmp_path)
+            worker.taken = EVERY * number
+            for _ in range(EVERY):
+                worker.step()
+            strategy.save(tmp_path)
+            return worker.values()
+
+    with ExitStack() as clusters:
+        cluster = clusters.enter_context(running())
+        for number in range(ROUNDS):
+            if goes_on_with == "checkpoint":
+                cluster = clusters.enter_context(running())
+            found = round_of(cluster, number)
+            start = reference.values
+            whole = start - local_round(start, 0, number) + lost
+            sent = quantized(whole, levels)
+            lost = whole - sent
+            reference.nesterov(sent)
+            np.testing.assert_allclose(found, reference.values, atol=1e-5)
+
+
 def test_steps_of_one_and_sgd_that_adds_differences_train_as_the_servers_alone() -> None:
     def trained(wrap: Callable[[SGD], Any]) -> list[torch.Tensor]:
         with running() as cluster, cluster.strategy() as strategy:
@@ -556,22 +589,3 @@ def test_no_optimizer_is_wrapped_and_no_group_is_added() -> None:
     optimizer = LocalSteps(SGD(model.parameters(), lr=LR), every=1)
     with pytest.raises(InvalidArgumentError, match="no further param groups"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-
-
-def test_delayed_momentum_of_one_gradient_is_that_of_sgd() -> None:
-    ours, theirs = (nn.Parameter(torch.ones(SIZE)) for _ in range(2))
-    delayed = DelayedNesterov([ours], lr=0.1)
-    sgd = SGD([theirs], lr=0.1, momentum=0.9, nesterov=True)
-    for step in range(10):
-        ours.grad = theirs.grad = gradient(0, step)[0]
-        delayed.step()
-        sgd.step()
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"lr": -1}, {"momentum": 1}, {"delay": 0}, {"delay": 2, "spread": 0.6}]
-)
-def test_delayed_momentum_refuses_numbers_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        DelayedNesterov([nn.Parameter(torch.ones(1))], **settings)
