@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,9 +17,6 @@ from stratagem_psserver.tables.table_disk import MOST_HEAT, TableDisk
 
 # A row has this heat once it is in memory.
 _FIRST_HEAT = 4
-
-# So many rows of a table are looked at for the coldest of them.
-_LOOKED_AT = 1 << 18
 
 # Bytes of rows for which the lock is held at a time; what is copied for them is no larger.
 _AT_ONCE_BYTES = 1 << 20
@@ -376,12 +374,18 @@ class RowStore:
         """
         wider = sum(column.row_bytes for column in columns) // max(1, self.row_bytes) + 1
         self.reserve(self._pledged * wider)
-        # All rows leave memory, some at a time. They come back with the new columns.
-        while len(slots := np.flatnonzero(self.heat)[: _AT_ONCE_BYTES // 8].astype(np.int32)):
+        # All rows leave memory, some at a time, and what is announced may come in between. They
+        # come back with the new columns.
+        while not self._set_columns(columns):
             with self._disk.lock:
-                self.evict(slots[self.heat[slots] > 0])
+                self.evict(np.flatnonzero(self.heat)[: _AT_ONCE_BYTES // 8].astype(np.int32))
+
+    def _set_columns(self, columns: Sequence[Column]) -> bool:
+        """Have other columns if no row is in memory; return whether that was so."""
         with self._disk.lock:
             self._disk.require()
+            if self.heat.any():
+                return False
             try:
                 self.log.set_columns(columns)
             except OSError as error:
@@ -389,6 +393,7 @@ class RowStore:
             self.free = 0
             self.resize(0)
             self._memory = {column: _Memory(column.row_bytes) for column in columns}
+        return True
 
     def resize(self, slots: int) -> None:
         """Have memory for so many rows; the lock is held, and what is lost has no rows."""
@@ -424,12 +429,12 @@ class RowStore:
         self.free = 0
         self.resize(slots)
 
-    def looked_at(self) -> slice:
-        """Return some slots, among which the coldest rows are to be found."""
-        begin = max(0, min(self._hand, self.slots - _LOOKED_AT))
-        stop = min(begin + _LOOKED_AT, self.slots)
-        self._hand = begin + _LOOKED_AT // 2 if stop < self.slots else 0
-        return slice(begin, stop)
+    def looked_at(self, part: float) -> slice:
+        """Return a part of the slots, among which the coldest rows are to be found."""
+        count = min(self.slots, math.ceil(part * self.slots))
+        begin = max(0, min(self._hand, self.slots - count))
+        self._hand = begin + -(-count // 2) if begin + count < self.slots else 0
+        return slice(begin, begin + count)
 
     def evict(self, slots: _Slots) -> None:
         """Take rows out of memory; the lock is held.

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 MOST_HEAT = 255
 """A row has one more heat with each request for it, up to this."""
 
-# What is evicted at once is this part of the budget, and has at most so many bytes.
-_SHARE, _MOST_EVICTED = 32, 4 << 20
+# What is evicted at once is this part of the budget, and has at most so many bytes; the coldest
+# rows are looked for among those of so many times the bytes.
+_SHARE, _MOST_EVICTED, _LOOKED_AT = 32, 4 << 20, 16
 
 # What comes later is read when it is asked for.
 _MOST_ANNOUNCED = 4
@@ -167,7 +168,8 @@ class TableDisk:
     def _evict(self, nbytes: int) -> bool:
         """Take the coldest rows of at least so many bytes out of memory; return whether any was."""
         nbytes = max(nbytes, min(self.budget // _SHARE, _MOST_EVICTED))
-        looked_at = [(store, store.looked_at()) for store in self.stores]
+        part = _LOOKED_AT * nbytes / max(1, self.resident_bytes)
+        looked_at = [(store, store.looked_at(part)) for store in self.stores]
         sizes = np.zeros(MOST_HEAT + 1, np.int64)
         for store, span in looked_at:
             sizes += np.bincount(store.heat[span], minlength=len(sizes)) * store.slot_bytes
