@@ -57,11 +57,6 @@ class Member(NamedTuple):
     is_behind: bool
     gradients: int
 
-    @property
-    def rank_key(self) -> tuple[int, int]:
-        """Orders members: the lowest number of those with the newest step is the first."""
-        return -self.step, self.worker
-
 
 class _GenerationLinks(Links):
     """The connections of one generation, which ends with the first failure."""
@@ -111,6 +106,8 @@ class DenseGroup:
         name: As given.
         worker: The number of this worker.
         num_workers: How many there are.
+        generation: The number of the last one that this worker was in, from 1.
+        is_in: Whether that goes on, as far as it knows.
 
     Raises:
         FailedPreconditionError: The workers are on several machines, and nobody has said that
@@ -131,28 +128,16 @@ class DenseGroup:
             tasks = tuple(map(str, range(self.num_workers)))
             require_trust(WorkerPlace(tasks, self.worker, address))
         self._meeting: TCPStore | None = None
-        # Held where it is decided whether connections come in time.
-        self._connecting = threading.Lock()
-        self._links: Links | None = None
+        self._links: _GenerationLinks | None = None
         self._members: tuple[str, ...] = ()
-        self._generation = 0
-        self._is_in = False
+        self.generation = 0
+        self.is_in = False
         self._next_look = 0.0
-
-    @property
-    def is_in(self) -> bool:
-        """Whether this worker is in a generation that goes on, as far as it knows."""
-        return self._is_in
 
     @property
     def is_alone(self) -> bool:
         """Whether nobody else is in this generation."""
         return self._links is None
-
-    @property
-    def is_later(self) -> bool:
-        """Whether there was a generation before this one."""
-        return self._generation > 1
 
     def form(
         self, step: int, has_joined: bool, is_behind: bool, gradients: int
@@ -178,8 +163,9 @@ class DenseGroup:
                 "HybridOptimizer needs; bring the servers to this one"
             )
         found = [(Member(*json.loads(one.note)), one.task) for one in answer.members]
-        found.sort(key=lambda each: each[0].rank_key)
-        self._generation = answer.generation
+        # The first has the newest values.
+        found.sort(key=lambda each: (-each[0].step, each[0].worker))
+        self.generation = answer.generation
         self._members = tuple(task for _, task in found)
         self._next_look = time.monotonic() + _LOOK_SECONDS
         if len(found) > 1:
@@ -188,10 +174,10 @@ class DenseGroup:
                 self._members.index(self._task),
                 found[0][0].address,
                 self._members[0] == self._task,
-                f"{self.name}/{self._generation}",
+                f"{self.name}/{self.generation}",
             )
             self._links = self._linked(place)
-        self._is_in = True
+        self.is_in = True
         return [member for member, _ in found]
 
     def _port(self) -> int:
@@ -202,7 +188,7 @@ class DenseGroup:
             )
         return 0 if self._meeting is None else self._meeting.port
 
-    def _linked(self, place: WorkerPlace) -> Links:
+    def _linked(self, place: WorkerPlace) -> _GenerationLinks:
         """Connect with the others, unless one of them ends or gives up meanwhile."""
         linked: Future[_GenerationLinks] = Future()
         connect = partial(self._connect, place, linked)
@@ -212,34 +198,25 @@ class DenseGroup:
                 return linked.result(_LOOK_SECONDS)
             except FutureTimeoutError:
                 found = self._looked()
-                if not (found.has_lost or found.is_awaited or self._is_past(found)):
-                    continue
-            with self._connecting:
-                if linked.cancel():
-                    raise LostGroupError("a worker has ended while others connected")
+            if found.has_lost or found.is_awaited or self._is_past(found):
+                # Whenever they come.
+                linked.add_done_callback(_close)
+                raise LostGroupError("a worker has ended while others connected")
 
     def _connect(self, place: WorkerPlace, linked: Future[_GenerationLinks]) -> None:
-        links = None
-        failed: Exception | None = None
         try:
             links = _GenerationLinks(place, self._store.peer_seconds, self._has_ended)
         except Exception as error:
-            failed = _lost(error) if isinstance(error, StratagemError) else error
-        with self._connecting:
-            if not linked.cancelled():
-                if links is None:
-                    linked.set_exception(failed)
-                else:
-                    linked.set_result(links)
-            elif links is not None:
-                links.close()
+            linked.set_exception(_lost(error) if isinstance(error, StratagemError) else error)
+        else:
+            linked.set_result(links)
 
     def _is_past(self, found: BarrierResponse) -> bool:
-        return found.generation != self._generation
+        return found.generation != self.generation
 
     def _forming(self, note: bytes = b"", patience: float = 0.0) -> GroupForming:
         return GroupForming(
-            generation=self._generation,
+            generation=self.generation,
             members=self._members,
             note=note,
             patience_seconds=patience,
@@ -302,9 +279,14 @@ class DenseGroup:
 
     def leave(self) -> None:
         """Leave the generation; the others form the next one when they reduce."""
-        links, self._links, self._is_in = self._links, None, False
-        if isinstance(links, _GenerationLinks):
+        links, self._links, self.is_in = self._links, None, False
+        if links is not None:
             links.close()
+
+
+def _close(linked: Future[_GenerationLinks]) -> None:
+    if linked.exception() is None:
+        linked.result().close()
 
 
 def _lost(error: StratagemError) -> LostGroupError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, overload
 
@@ -65,26 +65,29 @@ class _Dense:
         self.parameters = parameters_of(optimizer)
         self.optimizer = optimizer
         self.step, self.counted = 0, [0] * _MOST_WORKERS
-        # Some have state from the beginning.
-        self._first_state = copy.deepcopy([optimizer.state.get(one) for one in self.parameters])
         try:
-            self.room = _LENGTH_BYTES + len(self._packed(stepped_copy(optimizer)))
-        except InvalidTypeError:
-            raise
+            stepped = stepped_copy(optimizer)
         except Exception as error:
             raise InvalidArgumentError(
                 f"{type(optimizer).__name__} cannot step by gradients alone: {error}; give the "
                 "dense part an optimizer that can, such as those of torch.optim but for LBFGS"
             ) from error
+        # By name in what is packed: the types of what is no tensor.
+        self._numbers: dict[str, type[int | float]] = {}
+        self.room = _LENGTH_BYTES + len(self._packed(stepped))
+        # Some have state from the beginning.
+        self._first = self._packed(optimizer)
 
     def _packed(self, optimizer: Optimizer) -> bytes:
         tensors = {_PROGRESS: torch.tensor([self.step, *self.counted])}
         for index, parameter in enumerate(parameters_of(optimizer)):
             for key, value in optimizer.state.get(parameter, {}).items():
+                name = f"{index}.{key}"
                 if isinstance(value, torch.Tensor):
-                    tensors[f"{index}.{key}"] = value.detach().cpu().clone().contiguous()
+                    tensors[name] = value.detach().cpu().clone().contiguous()
                 elif isinstance(value, int | float):
-                    tensors[f"{index}#{key}"] = torch.tensor(value, dtype=_number_dtype(value))
+                    self._numbers[name] = type(value)
+                    tensors[name] = torch.tensor(value, dtype=torch.float64)
                 elif value is not None:
                     raise InvalidTypeError(
                         f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}, "
@@ -103,27 +106,61 @@ class _Dense:
         """Take over what `packed` has returned; all zeros are from before the first step."""
         content = packed.numpy().tobytes()
         length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-        state: dict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
-        if not length:
-            self.step, self.counted = 0, [0] * _MOST_WORKERS
-            first = zip(self.parameters, copy.deepcopy(self._first_state), strict=True)
-            self.optimizer.state = defaultdict(dict, {one: had for one, had in first if had})
-            return
-        for name, value in safetensors.torch.load(content[_LENGTH_BYTES:][:length]).items():
-            if name == _PROGRESS:
-                self.step, *self.counted = value.tolist()
-                continue
-            is_number = "#" in name.partition(".")[0]
-            index, _, key = name.partition("#" if is_number else ".")
+        found = safetensors.torch.load(content[_LENGTH_BYTES:][:length] or self._first)
+        self.step, *self.counted = found.pop(_PROGRESS).tolist()
+        state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        for name, value in found.items():
+            index, _, key = name.partition(".")
             parameter = self.parameters[int(index)]
-            # As in torch's load_state_dict: counts of steps stay on the CPU.
-            place = "cpu" if is_number or value.dim() == 0 else parameter.device
-            state[parameter][key] = value.item() if is_number else value.to(place)
-        self.optimizer.state = defaultdict(dict, state)
+            if name in self._numbers:
+                state[parameter][key] = self._numbers[name](value.item())
+            else:
+                # As in torch's load_state_dict: counts of steps stay on the CPU.
+                state[parameter][key] = value.to(parameter.device if value.dim() else "cpu")
+        self.optimizer.state = state
 
 
-def _number_dtype(value: float) -> torch.dtype:
-    return torch.float64 if isinstance(value, float) else torch.int64
+@contextmanager
+def _or_again() -> Iterator[None]:
+    """Take note that a generation has ended; the caller tries again in the next one."""
+    try:
+        yield
+    except LostGroupError as error:
+        _LOG.warning("the workers that all-reduce come together again: %s", error)
+
+
+class _Gradients:
+    """How many gradients a task has come with, as of the steps that its program counts.
+
+    Args:
+        dense: Knows how many of them count.
+        worker: The number of the task.
+
+    Attributes:
+        number: Those of its processes before included; None before the others have told.
+    """
+
+    def __init__(self, dense: _Dense, worker: int) -> None:
+        self._dense, self._worker = dense, worker
+        self.number: int | None = None
+
+    @property
+    def counted(self) -> int:
+        """How many of them are in the dense parameters."""
+        return self._dense.counted[self._worker]
+
+    def state_dict(self) -> int:
+        """Return the number."""
+        return self.counted if self.number is None else self.number
+
+    def load_state_dict(self, number: int) -> None:
+        """Number those that come from there on."""
+        self.number = number
+
+    def next(self) -> int:
+        """Return the number of the next gradient, none of which was given before."""
+        self.number = self.state_dict() + 1
+        return self.number
 
 
 class _ServersCopy:
@@ -242,13 +279,13 @@ class HybridOptimizer(OwnSteps):
             raise InvalidArgumentError(f"patience is {patience}; it has to be above 0")
         require_fresh(dense)
         self._inner, self._tables = dense, tables
-        own = parameters_of(dense)
-        hosting = hosting_of_own(own, "HybridOptimizer")
-        self._alone: DistributedOptimizer | None = None
+        hosting = hosting_of_own(parameters_of(dense), "HybridOptimizer")
+        self._has_joined = self._is_inside = False
+        self._is_alone = not isinstance(hosting, RemoteHosting)
         if isinstance(hosting, RemoteHosting):
             self._begin(hosting, patience)
         else:
-            self._alone = DistributedOptimizer(dense)
+            self._inner = DistributedOptimizer(dense)
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
 
@@ -271,10 +308,7 @@ class HybridOptimizer(OwnSteps):
         # A program that is started again goes on with what its servers have.
         self._copy.adopt()
         self._buffer_names = [name for name, _ in hosting.adopter.buffers]
-        # How many gradients this task has come with, those of its processes before included; None
-        # before the others have told.
-        self._gradients: int | None = None
-        self._has_joined = self._is_inside = False
+        self._gradients = _Gradients(self._dense, self._group.worker)
         # Whether no worker has the dense part any more that the tables were trained with.
         self._is_behind = False
         # Whether all have heard of a new generation; whether this worker has.
@@ -309,14 +343,8 @@ class HybridOptimizer(OwnSteps):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._alone is not None:
-            self._alone.step()
-            if self._tables is not None:
-                self._tables.step()
-            return loss
-        self._is_inside = True
-        try:
-            is_reduced = self._reduce()
+        with self._inside():
+            is_reduced = self._is_alone or self._reduce()
             try:
                 if self._tables is not None:
                     self._tables.step()
@@ -324,9 +352,16 @@ class HybridOptimizer(OwnSteps):
                 # All others take it.
                 if is_reduced:
                     self._inner.step()
+        return loss
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Leave it to what follows to come together with the others."""
+        self._is_inside = True
+        try:
+            yield
         finally:
             self._is_inside = False
-        return loss
 
     def _reduce(self) -> bool:
         """Have dense gradients be the mean over all workers; return False if they count already.
@@ -337,7 +372,7 @@ class HybridOptimizer(OwnSteps):
         """
         gradients, number = self._own_gradients(), 0
         while True:
-            try:
+            with _or_again():
                 if not self._is_together():
                     is_late = not self._has_joined and self._group.exists()
                     self._join()
@@ -348,12 +383,8 @@ class HybridOptimizer(OwnSteps):
                             "on; call strategy.refresh() before the first step"
                         )
                         return False
-                number = number or self._next_number()
-                if number <= self._dense.counted[self._group.worker]:
-                    return False
-                return self._reduced(gradients, number)
-            except LostGroupError as error:
-                _LOG.warning("the workers that all-reduce come together again: %s", error)
+                number = number or self._gradients.next()
+                return number > self._gradients.counted and self._reduced(gradients, number)
 
     def _is_together(self) -> bool:
         """Whether this worker can reduce in the generation that it is in."""
@@ -361,13 +392,6 @@ class HybridOptimizer(OwnSteps):
             return False
         self._is_outdated = self._group.is_outdated()
         return not (self._is_outdated and self._group.is_alone)
-
-    def _next_number(self) -> int:
-        """Return the number of the next gradient, none of which was given before."""
-        if self._gradients is None:
-            self._gradients = self._dense.counted[self._group.worker]
-        self._gradients += 1
-        return self._gradients
 
     def _own_gradients(self) -> list[torch.Tensor | None]:
         found = []
@@ -418,14 +442,12 @@ class HybridOptimizer(OwnSteps):
         """Come together with the others, and take over the newest values."""
         dense, buffers = self._dense, self._buffers()
         while True:
-            try:
-                told = self._has_joined, self._is_behind, self._gradients or 0
+            with _or_again():
+                told = self._has_joined, self._is_behind, self._gradients.number or 0
                 members = self._group.form(dense.step, *told)
                 values = [one.detach().cpu() for one in [*dense.parameters, *buffers]]
                 *found, packed = self._group.spread([*values, dense.packed()])
                 break
-            except LostGroupError as error:
-                _LOG.warning("the workers that all-reduce come together again: %s", error)
         with torch.no_grad():
             # Statistics are each worker's own; who has none yet begins with the first one's.
             into = [*dense.parameters, *(() if self._has_joined else buffers)]
@@ -451,7 +473,7 @@ class HybridOptimizer(OwnSteps):
         self._is_behind = any(
             one.is_behind or one.gradients > counted[one.worker] for one in members
         )
-        if self._group.is_later and not (self._has_joined or self._is_behind):
+        if self._group.generation > 1 and not (self._has_joined or self._is_behind):
             _LOG.warning(
                 "no worker is left of those that have all-reduced before: dense parameters go on "
                 "as of their step %d, when servers got them last, and tables as they are",
@@ -471,7 +493,7 @@ class HybridOptimizer(OwnSteps):
     def _adopt(self) -> None:
         if self._copy.is_behind():
             self._copy.adopt()
-            self._gradients = self._dense.counted[self._group.worker]
+            self._gradients.load_state_dict(self._gradients.counted)
             self._is_behind = False
 
     def _keep(self) -> None:
@@ -485,20 +507,16 @@ class HybridOptimizer(OwnSteps):
         if not self._has_joined and not self._group.exists():
             meet()
             return
-        with ThreadPoolExecutor(1) as threads:
+        with ThreadPoolExecutor(1) as threads, self._inside():
             met = threads.submit(copy_context().run, meet)
-            self._is_inside = True
-            try:
-                self._take_part(met)
-            finally:
-                self._is_inside = False
+            self._take_part(met)
         met.result()
 
     def _take_part(self, met: Future[object]) -> None:
         nothing = [None] * len(self._dense.parameters)
         self._have_met = False
         while not self._have_met:
-            try:
+            with _or_again():
                 if not self._is_together():
                     self._join()
                 if self._reduced(nothing, 0, met.done()):
@@ -506,20 +524,16 @@ class HybridOptimizer(OwnSteps):
                     self._inner.zero_grad()
                 else:
                     time.sleep(_PAUSE_SECONDS)
-            except LostGroupError as error:
-                _LOG.warning("the workers that all-reduce come together again: %s", error)
 
     def _part(self) -> None:
         if not self._is_inside:
             self._group.leave()
 
     def _resumed(self) -> bool:
-        if self._alone is None:
-            self._adopt()
-            states = self._hosting.checkpoints.states
-            states._register(self._group.name, _Gradients(self))
-            if self._group.num_workers == 1 or self._group.exists():
-                self._join()
+        self._adopt()
+        self._hosting.checkpoints.states._register(self._group.name, self._gradients)
+        if self._group.num_workers == 1 or self._group.exists():
+            self._join()
         return self._is_behind
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -528,40 +542,16 @@ class HybridOptimizer(OwnSteps):
         if self._tables is not None:
             self._tables.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the dense part; `tables` has its own."""
-        return (self._alone or self._inner).state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the state of the dense part, before the first step and on all workers.
 
         Raises:
             FailedPreconditionError: This worker has joined the others.
         """
-        if self._alone is not None:
-            self._alone.load_state_dict(state_dict)
-            return
         if self._has_joined:
             raise FailedPreconditionError(
                 "the workers have taken steps together, and this one alone would go on from "
                 "another state; load it before the first step, or restore a checkpoint by "
                 "strategy.restore() or roll_back()"
             )
-        self._inner.load_state_dict(state_dict)
-
-
-class _Gradients:
-    """How many gradients a task has come with, as of the steps that its program counts."""
-
-    def __init__(self, optimizer: HybridOptimizer) -> None:
-        self._optimizer = optimizer
-
-    def state_dict(self) -> int:
-        """Return the number."""
-        optimizer = self._optimizer
-        known = optimizer._gradients
-        return optimizer._dense.counted[optimizer._group.worker] if known is None else known
-
-    def load_state_dict(self, number: int) -> None:
-        """Number those that come from there on."""
-        self._optimizer._gradients = number
+        super().load_state_dict(state_dict)

@@ -431,9 +431,23 @@ class RemoteHosting(Hosting):
         Raises:
             FailedPreconditionError: Local steps cannot.
         """
-        require_countable(
-            [one for one in self.optimizers_in_use if isinstance(one, LocalSteps)], resumes
-        )
+        optimizers = [one for one in self.optimizers_in_use if isinstance(one, LocalSteps)]
+        why = [one._why_not_counted for one in optimizers if one._why_not_counted]
+        if len(optimizers) > 1:
+            why.append("is there more than once, each with shares of its own")
+        if why:
+            raise FailedPreconditionError(
+                f"LocalSteps {why[0]}: a program that counts its steps by strategy.steps() and is "
+                "started again would take some twice or leave them out. Take one LocalSteps with "
+                "`every` and a single fragment; or count by range(), and begin it with the `extra` "
+                "of strategy.restore()"
+            )
+        if resumes and not all(one._keeps_state for one in optimizers):
+            raise FailedPreconditionError(
+                "LocalSteps keeps nothing of its optimizer's state on the servers, so that who is "
+                "started again would go on without it; give it keep_state=1, or a larger number to "
+                "send less, and a state that is some shares old"
+            )
 
     @property
     def local_steps(self) -> LocalStepsTold:
@@ -548,23 +562,3 @@ class _Function(AbstractContextManager[None]):
 def _by_variable(states: Mapping[nn.Parameter, Slots]) -> dict[Variable, Slots]:
     found = [(hosted_parameter(one), state) for one, state in states.items()]
     return {hosted.variable: state for hosted, state in found if hosted is not None}
-
-
-def require_countable(optimizers: Sequence[LocalSteps], resumes: bool) -> None:
-    """As `RemoteHosting.require_countable`, of some optimizers."""
-    why = [one._why_not_counted for one in optimizers if one._why_not_counted]
-    if len(optimizers) > 1:
-        why.append("is there more than once, each with shares of its own")
-    if why:
-        raise FailedPreconditionError(
-            f"LocalSteps {why[0]}: a program that counts its steps by strategy.steps() and is "
-            "started again would take some twice or leave them out. Take one LocalSteps with "
-            "`every` and a single fragment; or count by range(), and begin it with the `extra` of "
-            "strategy.restore()"
-        )
-    if resumes and not all(one._keeps_state for one in optimizers):
-        raise FailedPreconditionError(
-            "LocalSteps keeps nothing of its optimizer's state on the servers, so that who is "
-            "started again would go on without it; give it keep_state=1, or a larger number to "
-            "send less, and a state that is some shares old"
-        )
