@@ -160,17 +160,20 @@ def change(truths: list[Truth], drawn: np.random.Generator) -> None:
 
 def disk_is_consistent(store: RowStore) -> None:
     """What is counted is what is there."""
-    where, log = store._where, store.log
-    inside = np.flatnonzero(where >= 0)
-    assert np.array_equal(store._row_of[where[inside]], inside)
-    assert np.count_nonzero(store.heat) == len(inside) == store.slots - store.free
-    assert store._dirty == np.count_nonzero(store._home[where[inside]] < 0)
-    homes = store._home[where[inside]].astype(np.int64)
-    addresses = np.concatenate((-2 - where[where <= -2].astype(np.int64), homes[homes >= 0]))
-    assert len(np.unique(addresses)) == len(addresses)
-    live = np.bincount(addresses // log._stride, minlength=len(log._live))
-    assert np.array_equal(live, log._live)
-    assert np.array_equal(np.sort(log._free), np.flatnonzero(log._is_free))
+    # A thread may be reading ahead.
+    with store._disk.lock:
+        where, log = store._where, store.log
+        inside = np.flatnonzero(where >= 0)
+        assert np.array_equal(store._row_of[where[inside]], inside)
+        assert np.count_nonzero(store.heat) == len(inside) == store.slots - store.free
+        assert store._dirty == np.count_nonzero(store._home[where[inside]] < 0)
+        homes = store._home[where[inside]].astype(np.int64)
+        on_disk = -2 - where[where <= -2].astype(np.int64)
+        addresses = np.concatenate((on_disk, homes[homes >= 0]))
+        assert len(np.unique(addresses)) == len(addresses)
+        live = np.bincount(addresses // log._stride, minlength=len(log._live))
+        assert np.array_equal(live, log._live)
+        assert np.array_equal(np.sort(log._free), np.flatnonzero(log._is_free))
 
 
 @pytest.mark.parametrize("seed", range(4))
