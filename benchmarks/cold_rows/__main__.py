@@ -47,7 +47,7 @@ def main(
 ) -> None:
     """Measure and print a table."""
     print(machine(), f"load {load():.1f}", flush=True)
-    names = ["memory", "disk", "disk, announced"]
+    names = ["memory", "disk"]
     if find_spec("rocksdict") is None:
         print("rocksdict is not installed, so RocksDB does not take part")
     else:

@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -59,9 +58,6 @@ class Rows(Protocol):
     def push(self, keys: Keys) -> None:
         """Take a step of Adagrad over distinct keys."""
 
-    def announce(self, keys: Keys) -> None:
-        """Say that keys will be looked up."""
-
 
 def _stepped(value: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     gradient = value * 0.01 + 0.1
@@ -87,7 +83,7 @@ class TableRows:
         self._table = Table(_spec("rows", rows), disk)
         self._state = Arena(self._table, _spec("rows/sum", rows))
         self._table.attach([self._state])
-        self._limit, self._ahead = VariableMemoryLimit(), ThreadPoolExecutor(1)
+        self._limit = VariableMemoryLimit()
 
     def look_up(self, keys: Keys) -> None:
         self._table.value.read(self._table.find(torch.from_numpy(keys)))
@@ -98,9 +94,6 @@ class TableRows:
         table.make_room(found, self._limit)
         value, state = _stepped(table.value.read(found), self._state.read(found))
         table.store(found, {table.value: value, self._state: state})
-
-    def announce(self, keys: Keys) -> None:
-        self._ahead.submit(self.look_up, keys)
 
 
 class RocksRows:
@@ -134,9 +127,6 @@ class RocksRows:
             batch.put(key.tobytes(), row.tobytes())
         self._store.write(batch)
 
-    def announce(self, keys: Keys) -> None:
-        """It has no way to be told."""
-
 
 def drawn(rows: int, count: int) -> list[Keys]:
     """Return batches of ids by Zipf's law."""
@@ -161,7 +151,7 @@ def measure(name: str, rows: int, steps: int, folder: Path) -> Measured:
     Rows are first written in the order of their frequency, as they are under a power law.
     """
     torch.set_num_threads(1)
-    kept, ahead = _of(name, rows, folder), name == "disk, announced"
+    kept = _of(name, rows, folder)
     names = np.random.default_rng(1).permutation(rows)
     for begin in range(0, rows, FILLED_AT_ONCE):
         kept.push(np.sort(names[begin : begin + FILLED_AT_ONCE]))
@@ -173,8 +163,6 @@ def measure(name: str, rows: int, steps: int, folder: Path) -> Measured:
     logs = [store.log for store in disk.stores] if disk else []
     before, began = sum(log.reads for log in logs), time.perf_counter()
     for number in range(20, steps + 20):
-        if ahead and number + 1 < len(batches):
-            kept.announce(pushed[number + 1])
         kept.look_up(batches[number])
         kept.push(pushed[number])
     seconds = time.perf_counter() - began
