@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from stratagem_deploy import LocalCluster
 from stratagem_deploy.checkpoints.inspection import differences
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.status_pb2 import TableFilesStatus
+from stratagem_psserver.tables.direct_file import ReadQueue
 from stratagem_storage.checkpoint.folder import open_checkpoint
 from tests.psserver.wire import RawClient, status_of
 
@@ -187,6 +190,47 @@ def test_incremental_checkpoints_read_only_rows_that_were_written_since(
             strategy.save(tmp_path / f"whole-{number}")
             one, other = open_checkpoint(folder), open_checkpoint(tmp_path / f"whole-{number}")
             assert not [*differences(one, other)]
+
+
+@pytest.mark.parametrize("count", [1, 1000], ids=["small", "large"])
+def test_a_disk_that_does_not_answer_holds_up_only_who_asks_for_its_rows(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers, read = threading.Event(), threading.Event(), ReadQueue.read
+
+    def slow(*given: Any) -> Any:
+        asked.set()
+        assert answers.wait(60)
+        return read(*given)
+
+    with (
+        LocalCluster(1, workers=0, table_bytes=MIB) as cluster,
+        ParameterServerStrategy(cluster.cluster_resolver) as strategy,
+        ParameterServerStrategy(cluster.cluster_resolver) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        with other.scope():
+            small = stratagem.Variable(torch.ones(3), name="small")
+        with strategy.scope():
+            table = stratagem.nn.Embedding(KEYS, COLUMNS)
+            torch.nn.init.constant_(table.weight, 2.0)
+        sgd = stratagem.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+
+        def step(keys: torch.Tensor) -> None:
+            table(keys).sum().backward()
+            sgd.step()
+            sgd.zero_grad()
+
+        for keys in torch.arange(KEYS).split(AT_ONCE):
+            strategy.run(step, args=(keys,))
+        monkeypatch.setattr(ReadQueue, "read", slow)
+        looking = threads.submit(lambda: table(torch.arange(count)).detach())
+        assert asked.wait(60)
+        small.assign_add(torch.ones(3))
+        assert small.numpy().tolist() == [2.0, 2.0, 2.0]
+        assert not looking.done()
+        answers.set()
+        assert torch.equal(looking.result(60), torch.ones(count, COLUMNS))
 
 
 def test_rows_of_tables_need_a_folder_on_a_disk(tmp_path: Path) -> None:
