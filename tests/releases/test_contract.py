@@ -29,9 +29,13 @@ LATER: Mapping[str, str] = {
     "answers that nothing is staged, and the step is repeated as it was before",
     "stratagem_proto.v1.DescribeConsistencyResponse.committed": "a server that does not know it "
     "names no step, and the worker repeats what was not committed there",
+    "stratagem_proto.v1.FollowingRead.announced_rows": "it is only sent to a server that has said "
+    "that rows are on a disk, which the last release has not",
     "stratagem_proto.v1.ListVersionsRequest.takes_deltas": "a server that does not know it lists "
     "no delta",
     "stratagem_proto.v1.ParameterServerStatus.table_files": "it shows the status without it",
+    "stratagem_proto.v1.ReadHeader.has_rows_on_disk": "a client that does not know it announces no "
+    "rows, which are read when they are asked for",
     "stratagem_proto.v1.StepBegin.optimizer": "a server that does not know it compares no "
     "optimizers, as it did before",
     "stratagem_proto.v1.SavedTensor.delta": "it is in parts of format 2 and checkpoints of format "

@@ -187,7 +187,7 @@ def contents_of(server: ParameterServer) -> Contents:
         else:
             table = variable.arena.table
             found[variable.name] = _bytes(variable.arena.storage[: len(table)])
-            found[f"{variable.name}[keys]"] = _bytes(table.stored()[0])
+            found[f"{variable.name}[keys]"] = _bytes(table.stored()[0].long())
     return found
 
 

@@ -276,7 +276,7 @@ def test_rows_for_which_the_limit_has_no_memory_change_nothing() -> None:
 
 
 def _first(server: Server, name: str) -> torch.Tensor:
-    return table_of(server.store.get(name)).stored()[0][:2].sort().values
+    return table_of(server.store.get(name)).stored()[0][:2].long().sort().values
 
 
 def test_a_step_without_memory_changes_nothing_or_says_so() -> None:

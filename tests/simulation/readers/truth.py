@@ -144,8 +144,8 @@ def _stored(store: VariableStore) -> Iterator[tuple[str, torch.Tensor]]:
         if variable.arena is None:
             yield variable.name, variable.value.clone()
         else:
-            keys = variable.arena.table.stored()[0]
-            yield variable.name + KEYS, keys.clone()
+            keys = variable.arena.table.stored()[0].long()
+            yield variable.name + KEYS, keys
             yield variable.name, variable.arena.storage[: len(keys)].clone()
 
 
