@@ -7,8 +7,9 @@ has what the other tasks wait for. A server that resumes reads its tables by `re
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -390,8 +391,11 @@ class StagedVariables(NamedTuple):
     accounts: Accounts
 
 
+_NOT_STAGED = StageVariablesRequest(), None
+
+
 class Staging:
-    """The restorations that sessions have staged, at most one each.
+    """The restorations that sessions have staged or are staging, at most one each.
 
     Args:
         label: The server's name, for messages.
@@ -399,20 +403,34 @@ class Staging:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._staged: dict[bytes, tuple[bytes, StagedVariables]] = {}
+        self._staged: dict[bytes, tuple[StageVariablesRequest, asyncio.Task[StagedVariables]]] = {}
 
-    def keep(self, session_id: bytes, restoration: bytes, staged: StagedVariables) -> None:
-        """Keep what was read; it replaces what the session had staged before."""
-        self._staged[session_id] = restoration, staged
+    def reading(
+        self,
+        session_id: bytes,
+        request: StageVariablesRequest,
+        begin: Callable[[], Coroutine[Any, Any, StagedVariables]],
+    ) -> asyncio.Task[StagedVariables]:
+        """Return what reads a restoration; begun now, in place of another, if it was not before."""
+        asked = StageVariablesRequest()
+        asked.CopyFrom(request)
+        asked.ClearField("wait_seconds")
+        known, reading = self._staged.get(session_id, _NOT_STAGED)
+        if reading is None or known != asked:
+            reading = asyncio.ensure_future(begin())
+            # Whoever has asked may not be there any more to hear of a failure.
+            reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+            self._staged[session_id] = asked, reading
+        return reading
 
     def take(self, session_id: bytes, restoration: bytes) -> StagedVariables:
         """Remove and return what a session has staged."""
-        known, staged = self._staged.pop(session_id, (b"", None))
-        if staged is None or known != restoration:
+        known, reading = self._staged.pop(session_id, _NOT_STAGED)
+        if reading is None or known.restoration != restoration or not reading.done():
             raise FailedPreconditionError(
                 f"{self._label} has not read what it is to restore; it may have restarted meanwhile"
             )
-        return staged
+        return reading.result()
 
     @property
     def is_used(self) -> bool:

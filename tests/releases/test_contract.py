@@ -36,6 +36,10 @@ LATER: Mapping[str, str] = {
     "stratagem_proto.v1.ParameterServerStatus.table_files": "it shows the status without it",
     "stratagem_proto.v1.ReadHeader.has_rows_on_disk": "a client that does not know it announces no "
     "rows, which are read when they are asked for",
+    "stratagem_proto.v1.StageVariablesRequest.wait_seconds": "a server that does not know it "
+    "answers once it has read all, for which the client waits as it did before",
+    "stratagem_proto.v1.StageVariablesResponse.is_reading": "it asks for no answer before "
+    "all is read",
     "stratagem_proto.v1.StepBegin.optimizer": "a server that does not know it compares no "
     "optimizers, as it did before",
     "stratagem_proto.v1.SavedTensor.delta": "it is in parts of format 2 and checkpoints of format "

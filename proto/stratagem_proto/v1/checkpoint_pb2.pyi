@@ -207,24 +207,28 @@ class TableMoment(_message.Message):
     def __init__(self, milliseconds: _Optional[int] = ..., writes: _Optional[int] = ...) -> None: ...
 
 class StageVariablesRequest(_message.Message):
-    __slots__ = ("session_id", "restoration", "path", "variables", "data", "closures")
+    __slots__ = ("session_id", "restoration", "path", "variables", "data", "closures", "wait_seconds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESTORATION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CLOSURES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     restoration: bytes
     path: str
     variables: _containers.RepeatedScalarFieldContainer[str]
     data: bool
     closures: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., restoration: _Optional[bytes] = ..., path: _Optional[str] = ..., variables: _Optional[_Iterable[str]] = ..., data: bool = ..., closures: bool = ...) -> None: ...
+    wait_seconds: float
+    def __init__(self, session_id: _Optional[bytes] = ..., restoration: _Optional[bytes] = ..., path: _Optional[str] = ..., variables: _Optional[_Iterable[str]] = ..., data: bool = ..., closures: bool = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class StageVariablesResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("is_reading",)
+    IS_READING_FIELD_NUMBER: _ClassVar[int]
+    is_reading: bool
+    def __init__(self, is_reading: bool = ...) -> None: ...
 
 class RestoreVariablesRequest(_message.Message):
     __slots__ = ("key", "identity", "restoration", "run", "positions", "begins_run")

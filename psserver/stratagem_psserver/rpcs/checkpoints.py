@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -119,15 +120,21 @@ class CheckpointRpcs:
     async def stage(self, request: pb.StageVariablesRequest) -> pb.StageVariablesResponse:
         state = self._state
         session = state.session(request.session_id)
-        state.staging.forget(session.id)
-        if request.path:
-            specs = [state.store.get(name).spec for name in request.variables]
-            # Reading waits for the disk, so it always runs in a thread.
-            work = partial(_read, request, specs, state)
-            staged = await state.compute.run(work, 1 << 30)
-            # The session may have ended meanwhile, and nobody would drop what it stages now.
-            state.ledger.session(session.id, state.clock())
-            state.staging.keep(session.id, request.restoration, staged)
+        if not request.path:
+            state.staging.forget(session.id)
+            return pb.StageVariablesResponse()
+        specs = [state.store.get(name).spec for name in request.variables]
+        # Reading waits for the disk, so it always runs in a thread.
+        read = partial(state.compute.run, partial(_read, request, specs, state), 1 << 30)
+        reading = state.staging.reading(session.id, request, read)
+        await asyncio.wait([reading], timeout=request.wait_seconds or None)
+        if not reading.done():
+            return pb.StageVariablesResponse(is_reading=True)
+        if reading.exception() is not None:
+            state.staging.forget(session.id)
+        reading.result()
+        # It may have ended meanwhile, and what it had staged is forgotten.
+        state.ledger.session(session.id, state.clock())
         return pb.StageVariablesResponse()
 
     async def restore(self, request: pb.RestoreVariablesRequest) -> pb.RestoreVariablesResponse:

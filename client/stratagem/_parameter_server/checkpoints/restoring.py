@@ -25,7 +25,7 @@ from stratagem._core.names import (
     lacking,
     surplus,
 )
-from stratagem._core.waiting import Awaited, Wait
+from stratagem._core.waiting import Awaited, AwaitedTask, Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
@@ -75,27 +75,43 @@ class Restoration:
         self._name = secrets.token_bytes(SESSION_ID_BYTES)
 
     def stage(self, seconds: float) -> None:
-        """Have all servers read their part, beside what they have.
+        """Have all servers read their part, beside what they have, for as long as that takes.
 
-        If one cannot in that time, the error of it is raised, and nothing has changed anywhere.
+        If one cannot, the error of it is raised, and nothing has changed anywhere.
+
+        Args:
+            seconds: How long a server of the last release may take, which cannot be asked again.
         """
+        left = dict(self._wanted)
         try:
-            self._ask_to_stage(self._path, self._wanted, seconds)
+            with self._wait_for(left):
+                while left:
+                    for server, has_read in self._asked(self._path, left, seconds).items():
+                        if has_read:
+                            del left[server]
         except StratagemError:
             # Servers that cannot be told forget it with the session.
             with suppress(StratagemError):
-                self._ask_to_stage("", dict.fromkeys(self._wanted, CheckpointSelection()), seconds)
+                self._asked("", dict.fromkeys(self._wanted, CheckpointSelection()), seconds)
             raise
 
-    def _ask_to_stage(
+    def _asked(
         self, path: str, wanted: Mapping[int, CheckpointSelection], seconds: float
-    ) -> None:
-        self._servers.call_all(
+    ) -> Mapping[int, bool]:
+        return self._servers.call_all(
             {
-                server: stage_variables(self._name, path, each, seconds)
+                server: stage_variables(self._name, path, each, _LOOK_SECONDS, seconds)
                 for server, each in wanted.items()
             }
         )
+
+    def _wait_for(self, left: Mapping[int, CheckpointSelection]) -> Wait:
+        def missing() -> list[AwaitedTask]:
+            return [AwaitedTask(f"/job:ps/task:{server}", "part") for server in [*left]]
+
+        subject = f"the values of checkpoint {self._path!r}"
+        awaited = Awaited(subject, missing, reason="part")
+        return Wait(self._servers.identity.name, subject, awaited=awaited)
 
     def replace(self) -> None:
         """Have all servers replace what they have by what they have read.
@@ -120,6 +136,7 @@ class Restoration:
 _LOG = logging.getLogger("stratagem")
 
 _PAUSE_SECONDS = 0.05
+_LOOK_SECONDS = 2.0
 
 
 class ClusterRestorer:

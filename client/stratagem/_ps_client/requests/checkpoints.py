@@ -104,12 +104,13 @@ class CheckpointSelection:
 
 
 def stage_variables(
-    restoration: bytes, path: str, wanted: CheckpointSelection, wait: float
-) -> Request[pb.StageVariablesResponse]:
+    restoration: bytes, path: str, wanted: CheckpointSelection, wait: float, least: float
+) -> Request[bool]:
     """Return the request that reads what is on disk in a path, and changes nothing yet.
 
-    An empty path makes the server forget what it read for the restoration. Reading may take `wait`
-    seconds.
+    It gives whether the server has read all after `wait` seconds. If not, it reads on, and the same
+    request again waits for the rest. A server of the last release answers once it has read all, for
+    which it gets `least` seconds. An empty path makes it forget what it read for the restoration.
     """
     message = pb.StageVariablesRequest(
         restoration=restoration,
@@ -117,8 +118,13 @@ def stage_variables(
         variables=wanted.variables,
         data=wanted.data,
         closures=wanted.closures,
+        wait_seconds=wait,
     )
-    return Request("StageVariables", message, sole(pb.StageVariablesResponse), wait=wait)
+    return Request("StageVariables", message, _has_read, wait=max(wait, least))
+
+
+def _has_read(responses: Responses) -> bool:
+    return not sole(pb.StageVariablesResponse)(responses).is_reading
 
 
 def restore_staged(
