@@ -16,7 +16,7 @@ def stage(client: RawClient, path: Path | str) -> None:
     """Have the server read "w" and "v" from a checkpoint, with the ledgers."""
     request = pb.StageVariablesRequest(
         session_id=client.session_id,
-        restoration=bytes(16),
+        restoration=os.urandom(16),
         path=str(path),
         variables=["w", "v"],
         data=True,
