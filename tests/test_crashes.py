@@ -11,6 +11,8 @@ from tests.full import a_few
 
 pytest_plugins = ("pytester",)
 
+WITHOUT_CORE = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+
 CRASHES = {
     "os.kill(os.getpid(), signal.SIGKILL)": ["gw0 ended with signal SIGKILL"],
     "ctypes.string_at(0)": [
@@ -26,7 +28,9 @@ def test_a_crash_is_told(
     crash: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    pytester.makepyfile(test_it=f"import ctypes, os, signal\n\ndef test_it():\n    {crash}\n")
+    pytester.makepyfile(
+        test_it=f"{WITHOUT_CORE}import ctypes, os, signal\n\ndef test_it():\n    {crash}"
+    )
     options = ("-p", "tests.crashes", "--numprocesses=1", "--max-worker-restart=0")
     told = pytester.runpytest_subprocess(*options).stdout
     told.fnmatch_lines(["*a process of pytest-xdist has crashed*", *CRASHES[crash]])
@@ -42,7 +46,7 @@ def test_a_run_ends_though_another_process_hangs(
         test_one="import os, signal, pathlib, time\n\ndef test_it():\n"
         "    while not pathlib.Path('hangs').exists():\n        time.sleep(0.01)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n",
-        test_other="import pathlib, threading\n\ndef test_that_hangs():\n"
+        test_other=f"{WITHOUT_CORE}import pathlib, threading\n\ndef test_that_hangs():\n"
         "    pathlib.Path('hangs').touch()\n    threading.Event().wait()\n",
     )
     options = ("-p", "tests.crashes", "--numprocesses=2", "--max-worker-restart=0", "--timeout=0")
