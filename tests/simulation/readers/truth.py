@@ -145,7 +145,7 @@ def _stored(store: VariableStore) -> Iterator[tuple[str, torch.Tensor]]:
             yield variable.name, variable.value.clone()
         else:
             keys = variable.arena.table.stored()[0].long()
-            yield variable.name + KEYS, keys
+            yield variable.name + KEYS, keys.clone()
             yield variable.name, variable.arena.storage[: len(keys)].clone()
 
 
