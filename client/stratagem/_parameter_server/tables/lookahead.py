@@ -52,12 +52,10 @@ class RowsAhead:
 
     Attributes:
         wanted: The lookups; a table may come several times.
-        found: Those whose rows have come.
-        found_in: What tables were like when they came.
+        found_in: What tables were like when their rows came; None before.
     """
 
     wanted: Sequence[Wanted]
-    found: Sequence[JointLookup] = ()
     found_in: object = None
 
     @cached_property
@@ -198,7 +196,7 @@ class TableLookahead:
         return announced
 
     def _found(self, ahead: RowsAhead) -> None:
-        ahead.found, ahead.found_in = ahead.joint, self._state()
+        ahead.found_in = self._state()
 
     def hand_over(self) -> None:
         """Give tables the rows of the batches that were given out last; when a run begins.
@@ -213,7 +211,7 @@ class TableLookahead:
             self._unused = 0
             is_current = self._may_ask_ahead and ahead.found_in == self._state()
             if is_current:
-                lookups = [one for joint in ahead.found for one in joint.kept()]
+                lookups = [one for joint in ahead.joint for one in joint.kept()]
             else:
                 lookups = [one for joint in _joint(ahead.wanted) for one in joint.pulled()]
             if self._replicas == 1:
